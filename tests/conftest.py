@@ -346,8 +346,8 @@ def train_steps(
     import jax
 
     from bertjax.assembly.train_step import fill_up
-    from bertjax.checkpoints.manager import place_rows
     from bertjax.parallel import feed
+    from bertjax.parallel.feed import place_rows
     from bertjax.training import read_freeze
     from bertjax.training.frozen import frozen_sizes, join
     from bertjax.training.optim import make_optimizer

@@ -303,7 +303,7 @@ class TrainingRun:
         if self.objective.tables:
             rows = next(iter(self.prepared.parts.values()))
             tables = rows.plan(self.config.data.length).tables
-            placed = manager.place_rows(self.abstract.frozen[TABLES], tables)
+            placed = feed.place_rows(self.abstract.frozen[TABLES], tables)
             current = state.with_given(current, tables=placed)
         return current
 

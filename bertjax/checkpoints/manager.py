@@ -267,23 +267,6 @@ def place(abstract: Any, read: Callable[[str], np.ndarray]) -> Any:
     return jax.tree_util.tree_map_with_path(one, abstract)
 
 
-def place_rows(abstract: Any, tables: Mapping[str, np.ndarray]) -> Any:
-    """Put tables of numpy, which may lie in files, where shapes and shardings say: each
-    device reads its rows alone, and has zeros behind the last one."""
-
-    def one(name: str, leaf: Any) -> jax.Array:
-        def part(index: Any) -> np.ndarray:
-            first, last, _ = index[0].indices(leaf.shape[0])
-            own = np.zeros((last - first, *leaf.shape[1:]), leaf.dtype)
-            found = tables[name][first:last]
-            own[: len(found)] = found
-            return own
-
-        return jax.make_array_from_callback(leaf.shape, leaf.sharding, part)
-
-    return {name: one(name, leaf) for name, leaf in abstract.items()}
-
-
 def _read(folder: Any, item: Any, args: Any, partial: bool) -> Any:
     """Read a state, or parts of one; args: ocp.RestoreArgs of each leaf of `item`."""
     args = ocp.args.PyTreeRestore(item=item, restore_args=args, partial_restore=partial)

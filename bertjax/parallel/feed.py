@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From host batches to global arrays."""
+"""From host batches, and tables of rows, to global arrays."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -86,3 +87,20 @@ def with_flag(
         if jax.process_count() > 1:
             batch["stop"] = value_per_device(mesh, np.int32(raised()))
         yield batch
+
+
+def place_rows(abstract: Any, tables: Mapping[str, np.ndarray]) -> Any:
+    """Put tables of numpy, which may lie in files, where shapes and shardings say: each
+    device reads its rows alone, and has zeros behind the last one."""
+
+    def one(name: str, leaf: Any) -> jax.Array:
+        def part(index: Any) -> np.ndarray:
+            first, last, _ = index[0].indices(leaf.shape[0])
+            own = np.zeros((last - first, *leaf.shape[1:]), leaf.dtype)
+            found = tables[name][first:last]
+            own[: len(found)] = found
+            return own
+
+        return jax.make_array_from_callback(leaf.shape, leaf.sharding, part)
+
+    return {name: one(name, leaf) for name, leaf in abstract.items()}

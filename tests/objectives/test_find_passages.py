@@ -13,12 +13,12 @@ from conftest import tiny_encoder, train_steps
 
 from bertjax import UserError
 from bertjax.assembly.train_step import fill_up
-from bertjax.checkpoints.manager import place_rows
 from bertjax.models import encoder, nearest
 from bertjax.objectives import find_passages
 from bertjax.objectives.find_passages import Finder, join_rows
 from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel import feed
+from bertjax.parallel.feed import place_rows
 from bertjax.parallel.mesh import make_mesh
 from bertjax.parallel.sharding import batch_sharding
 

@@ -57,8 +57,10 @@ class RetromaeFeatures(MlmFeatures):
         """Number the words of each row from 1: i32 [b, L], 0 for what is in none."""
         is_text = (real > 0) & ~self.special[ids]
         marks = had.get("marks")
-        begins = self.tokenizer.word_starts[ids] if marks is None else marks
-        begins = (begins & BEGINS_WORD > 0) if marks is not None else begins > 0
+        if marks is None:
+            begins = self.tokenizer.word_starts[ids] > 0
+        else:
+            begins = marks & BEGINS_WORD > 0
         begins[:, 1:] |= ~is_text[:, :-1]
         begins[:, 0] = True
         return np.cumsum(begins & is_text, axis=1, dtype=np.int32) * is_text
