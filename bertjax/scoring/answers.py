@@ -76,7 +76,8 @@ def diversity(texts: list[str], right: tuple[str, ...]) -> dict[str, float]:
 def conversations(opened: Any, text: str, key: str) -> Iterator[tuple[Prompt, str]]:
     """Yield of each conversation all but the last turn, and that.
 
-    Raises UserError for files that hold none.
+    Those of one turn are left out, and those whose last turns do not fit into a row.
+    Raises UserError for files that cannot be read.
     """
     data, rows = opened.config.data, dialogues.Conversations(opened)
     fields = {"text_field": data.text_field, "layout": TURNS}
