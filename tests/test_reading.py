@@ -107,6 +107,16 @@ def answers(reader, index, folder, *more):
     return [json.loads(line) for line in out.open()]
 
 
+def test_an_empty_question_is_told_of(reader, folder, tmp_path, capsys):
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text('{"id": "blank", "question": " "}\n', "utf-8")
+    given = [f"--model={reader}", f"--index={folder}/one", f"--input={asked}"]
+    assert predict.main(given) == 0
+    said = capsys.readouterr()
+    assert "1 empty question, kept: blank" in said.err
+    assert json.loads(said.out)["id"] == "blank"
+
+
 def test_another_index_gives_other_answers(reader, folder):
     one, two = (answers(reader, index, folder) for index in ("one", "two"))
     for rows, values in ((one, VALUES), (two, OTHERS)):

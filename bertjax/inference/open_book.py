@@ -13,7 +13,7 @@ from bertjax.assembly import models
 from bertjax.config import cli
 from bertjax.inference import embed_index
 from bertjax.inference.predict_rows import answer, open_finetuned
-from bertjax.tasks import prepare_task
+from bertjax.tasks import prepare_task, tables
 from bertjax.tasks.passage_index import PassageIndex
 from bertjax.tasks.task_type import find_task_type
 
@@ -37,6 +37,10 @@ def answer_from_index(
     `ctxs`, its passages. writes: whether it has to be one that writes texts. Raises
     UserError for one of another kind, before anything is searched.
     """
+    names = [str(row.get("id", i)) for i, row in enumerate(questions)]
+    pairs = zip(names, questions, strict=True)
+    empty = [name for name, row in pairs if not row["question"].strip()]
+    tables.report(cli.say, empty, "empty question", ", kept")
     opened = models.open_model(where, "--model")
     objective = opened.config.objective
     kind = find_task_type(objective) if "task" in opened.meta else None
@@ -79,8 +83,8 @@ def answer_from_index(
     found = find_passages(args, path, flag, questions, index, k)
     asking, listed = form.columns[:2]
     rows = [
-        {"id": str(row.get("id", i)), asking: row["question"], listed: passages}
-        for i, (row, passages) in enumerate(zip(questions, found, strict=True))
+        {"id": name, asking: row["question"], listed: passages}
+        for name, row, passages in zip(names, questions, found, strict=True)
     ]
     read = prepare_task.parse_objects(config, form, rows, "questions")
     answers = answer(model._replace(form=form), read, args.batch_size)

@@ -60,6 +60,15 @@ def read_facts(path: str, key: str) -> dict[str, Any]:
     return {**facts, "sha256": sums, "how": how}
 
 
+def digest_of(path: str, key: str) -> str:
+    """Return what tells an index from others, by its index.json. Raises UserError."""
+    return _digest(read_facts(path, key))
+
+
+def _digest(facts: Mapping[str, Any]) -> str:
+    return "".join(facts["sha256"][name] for name in (PASSAGES, VECTORS))
+
+
 def check_vectors(
     path: str, key: str, width: int | None, pooling: str, normalize: bool
 ) -> None:
@@ -127,7 +136,7 @@ class PassageIndex:
     @property
     def digest(self) -> str:
         """What tells this index from others."""
-        return "".join(self.facts["sha256"][name] for name in (PASSAGES, VECTORS))
+        return _digest(self.facts)
 
     def check_model(self, digests: Sequence[str], where: str, say: Say) -> None:
         """Refuse a model whose vectors are not those of the index: `check_model`."""

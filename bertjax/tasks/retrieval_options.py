@@ -5,9 +5,11 @@ from typing import Any
 
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import UserError
+from bertjax import UserError, registry
 from bertjax.data.corpus.sources import named_sources, split_sources
 from bertjax.models.families import in_effect
+from bertjax.tasks.passage_index import read_facts
+from bertjax.tasks.task_type import POOLINGS
 
 SHARED = ("negatives", "margin_weight", "chunks")  # settings of all that make vectors
 
@@ -77,3 +79,21 @@ def head_options(task: ConfigDict, *names: str) -> dict[str, Any]:
     options |= {name: task[name] for name in names}
     usual = {"margin_weight": 0.0, "chunks": 1}
     return options | {k: task[k] for k, v in usual.items() if task[k] != v}
+
+
+def check_pooling(config: ConfigDict) -> None:
+    """Refuse vectors of questions that an encoder does not make. UserError."""
+    known = dict.fromkeys(name for name in POOLINGS if name != "last")
+    registry.pick("task.pooling", config.task.pooling, known)
+
+
+def index_facts(config: ConfigDict) -> dict[str, Any]:
+    """Say how questions are made vectors, where that is learnt, and what made those of
+    the passages that they are compared with."""
+    if not config.task.index:
+        return {}
+    how = {key: config.task[key] for key in ("pooling", "normalize")}
+    how |= {"dot": not config.task.normalize}
+    how |= {"longest": config.task.question_length + 2}
+    known = read_facts(config.task.index, "task.index")
+    return {"sentences": how, "index_model": known.get("model", "")}

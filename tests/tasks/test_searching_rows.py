@@ -97,6 +97,15 @@ def test_passages_are_cut_to_what_a_row_has_room_for(index):
         rows.plan(10)
 
 
+def test_sets_of_rows_share_the_passages(index):
+    """Training and evaluation open and encode an index once."""
+    read, form = [tables.Row({"question": "ab"}, "q:1")], form_of("t5", index=index)
+    letters = Letters()
+    one, two = (make_rows(read, form, letters, False) for _ in range(2))
+    assert one.texts is two.texts and one.vectors is two.vectors
+    assert make_rows(read, form, Letters(), False).texts is not one.texts
+
+
 def test_more_passages_than_there_are(index):
     with pytest.raises(UserError, match=r"task\.passages=4 is more than \S+ has: 3"):
         rows_of(form_of("prefix", index=index)._replace(passages=4))

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from bertjax import UserError
 from bertjax.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 from bertjax.tasks import squad_files
+from bertjax.tasks.span_answers import pick_answers, texts
 from bertjax.tasks.squad_files import Questions
 from bertjax.tasks.squad_metrics import squad_scores
 from bertjax.tasks.tables import read_text
 from bertjax.tasks.task_rows import Form, Limits
-from bertjax.tasks.types.span import find_answers, parse_text, texts
+from bertjax.tasks.types.span import parse_text
 
 PIECES = [*"abcdefghijklmnopqrstuvwxyz", *(f"##{c}" for c in "abcdefgh"), ".", "中"]
 TEXTS = [
@@ -229,7 +230,7 @@ def test_answers_come_back_from_their_pieces(kind):
     start[rows, found.start_positions[rows]] = 1
     end[rows, found.end_positions[rows]] = 1
     # An answer at a border is found only where its start has its most context.
-    answers = find_answers(start, end, found, asked)
+    answers = pick_answers(start, end, found, asked)
     wrong = {
         q.answers[0]: answers[q.id].text
         for q in asked.questions
@@ -249,7 +250,7 @@ def test_answers_by_brute_force(letters):
     shape = 2, len(found.question), 16
     start, end = rng.integers(0, 6, shape).astype(np.float32)
     for top, longest in ((20, 30), (3, 4), (1, 1)):
-        answers = find_answers(start, end, found, asked, top, longest)
+        answers = pick_answers(start, end, found, asked, top, longest)
         for n, question in enumerate(asked.questions):
             best, text, null = -np.inf, "", np.inf
             for row in np.flatnonzero(found.question == n):
@@ -284,7 +285,7 @@ def test_the_threshold_is_tuned(letters):
     start, end = np.zeros((2, 3, 9), np.float32)
     start[:, 3] = end[:, 3] = [3, 1, 2]  # the first piece of the context
     start[:, 0] = [1, 2, 3]
-    answers = find_answers(start, end, found, asked)
+    answers = pick_answers(start, end, found, asked)
     assert [a.doubt for a in answers.values()] == [-5, 0, -1]
     assert texts(answers) == {"0": "a", "1": "a", "2": "b"}
     doubts = {name: a.doubt for name, a in answers.items()}
@@ -293,4 +294,4 @@ def test_the_threshold_is_tuned(letters):
     assert threshold == -1
     assert texts(answers, threshold) == {"0": "a", "1": "", "2": "b"}
     with pytest.raises(ValueError, match="3 rows"):
-        find_answers(start[:2], end[:2], found, asked)
+        pick_answers(start[:2], end[:2], found, asked)

@@ -19,22 +19,17 @@ from typing import Any, Self
 import numpy as np
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import UserError, counted, registry
+from bertjax import UserError, counted
 from bertjax.data.rendering import decode
 from bertjax.tasks import tables, text_rows
 from bertjax.tasks.open_questions import answers_of, find_answers, passages_of
-from bertjax.tasks.passage_index import (
-    Passage,
-    PassageIndex,
-    check_vectors,
-    read_facts,
-)
-from bertjax.tasks.retrieval_options import hidden_size
+from bertjax.tasks.passage_index import Passage, PassageIndex, check_vectors
+from bertjax.tasks.retrieval_options import check_pooling, hidden_size, index_facts
+from bertjax.tasks.span_answers import best_spans
 from bertjax.tasks.squad_metrics import squad_scores
 from bertjax.tasks.tables import Row, Say, silent
 from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Ragged, Rows
-from bertjax.tasks.task_type import POOLINGS, TaskType
-from bertjax.tasks.types.span import best_spans
+from bertjax.tasks.task_type import TaskType
 
 WANTED = "FILE.jsonl"
 DEPTHS = 1, 5, 20  # of the passages among which an answer is looked for
@@ -83,9 +78,9 @@ class ReadingRows(Rows):
         spans = [(*at, *span) for at, own in self.spans.items() for span in own]
         known = f"{self.taken} {self.index_digest} {[*map(list, self.golds)]!r}"
         text = np.frombuffer(hashlib.sha256(known.encode()).digest(), np.uint8)
-        ragged = (x for r in (self.questions, self.passages) for x in (*_parts(r),))
+        texts = self.questions, self.passages
         return [
-            *ragged,
+            *(x for own in texts for x in (own.tokens, own.offsets)),
             self.members,
             self.passage_scores,
             np.array(spans, np.int64),
@@ -164,7 +159,7 @@ class ReadingRows(Rows):
         }
         if self.vectors is not None:
             vectors = self.vectors[self.rows_of_index[np.maximum(own, 0)]]
-            vectors = np.asarray(vectors, np.float32)
+            vectors = vectors.astype(np.float32)
             batch["passage_vectors"] = vectors * (own >= 0)[..., None]
         if self.golds:
             batch |= self._places(example, batch["passage_ends"])
@@ -285,10 +280,6 @@ class ReadingRows(Rows):
 STARTS_ENDS = "start", "end"
 
 
-def _parts(ragged: Ragged) -> tuple[np.ndarray, np.ndarray]:
-    return ragged.tokens, ragged.offsets
-
-
 def make_rows(
     read: Sequence[Row], form: Form, tokenizer: Any, labelled: bool, say: Say = silent
 ) -> ReadingRows:
@@ -371,12 +362,6 @@ def _filled(lists: Sequence[Sequence[float]], width: int, fill: float) -> np.nda
     return np.array([[*own, *[fill] * (width - len(own))] for own in lists])
 
 
-def check_pooling(config: ConfigDict) -> None:
-    """Refuse vectors of questions that an encoder does not make. UserError."""
-    known = dict.fromkeys(name for name in POOLINGS if name != "last")
-    registry.pick("task.pooling", config.task.pooling, known)
-
-
 def _check(config: ConfigDict) -> None:
     check_pooling(config)
     if not config.task.text_pair:
@@ -392,18 +377,6 @@ def _head_options(task: ConfigDict, labels: Any) -> dict[str, Any]:
         cls, normalize = int(task.pooling == "cls"), int(task.normalize)
         out |= {"trained": 1, "cls": cls, "normalize": normalize}
     return out
-
-
-def index_facts(config: ConfigDict) -> dict[str, Any]:
-    """Say how questions are made vectors, where that is learnt, and what made those of
-    the passages that they are compared with."""
-    if not config.task.index:
-        return {}
-    how = {key: config.task[key] for key in ("pooling", "normalize")}
-    how |= {"dot": not config.task.normalize}
-    how |= {"longest": config.task.question_length + 2}
-    known = read_facts(config.task.index, "task.index")
-    return {"sentences": how, "index_model": known.get("model", "")}
 
 
 COLUMNS = {"text": "question", "text_pair": "ctxs", "label": "answers"}
