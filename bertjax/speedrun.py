@@ -26,7 +26,9 @@ from bertjax.checkpoints import manifest
 from bertjax.config import cli
 from bertjax.config.arguments import part_arguments
 from bertjax.config.flag_help import Flag, shared
+from bertjax.models.families import in_effect
 from bertjax.parallel.host_memory import keep_freed_memory
+from bertjax.scoring import sequence_scorers
 from bertjax.scoring.scorer import load_scorer
 from bertjax.speedruns import corpus, records
 from bertjax.speedruns.tracks import TRACKS, Track, check_devices, check_overrides
@@ -68,6 +70,7 @@ def main(argv: Sequence[str]) -> int:
     }
     config = command_line.parse(runs[seeds[0]]).config
     validate.check(config)
+    check_scored(config, args.scorer)
     if wrong := check_devices(args.track, track):
         for seed, arguments in runs.items():
             print(shlex.join(command(arguments, path, seed)))
@@ -84,6 +87,21 @@ def main(argv: Sequence[str]) -> int:
         found.append(score(run, seed, track, text, args.scorer))
         write(path, {"track": args.track, "records": found})
     return report(args, track, path, found, theirs)
+
+
+def check_scored(config: Any, scorer: str | None) -> None:
+    """Refuse what the rules could not score after its run. Raises UserError."""
+    learnt = sequence_scorers.objectives_of(config)
+    is_decoder = bool(in_effect(config.model.to_dict()).get("is_decoder"))
+    able = sequence_scorers.find_scorers(is_decoder, learnt)
+    if not sequence_scorers.fills_masks(able):
+        raise UserError(
+            f"objective={config.objective} fills no masks, and the held-out loss of a "
+            "speedrun is that of masked tokens: give masked rows a share "
+            "(--config.objective='mntp*1+clm*15'), or a phase "
+            "(--config.phases='percent=50 objective=clm; objective=mlm')"
+        )
+    sequence_scorers.pick_scorer(scorer, is_decoder, learnt, "--scorer", "the recipe")
 
 
 def with_recipe(

@@ -131,6 +131,8 @@ def test_what_it_would_run_elsewhere(run, tmp_path, capsys):
         (["--config.data.train=mine.txt"], "data.train: the rules of --track=cpu20m"),
         (["--config.init_from=model"], "init_from: the rules"),
         (["--config.optim.lr=-1"], "optim.lr"),
+        (["--config.objective=clm"], "objective=clm fills no masks, and the held-out"),
+        (["--scorer=lm"], "--scorer=lm: the recipe has objective=mlm, which never"),
         (["--against=nowhere"], "--against=nowhere: there is no speedrun.json"),
     ],
 )

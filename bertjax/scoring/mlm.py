@@ -16,7 +16,12 @@ from bertjax.data.corpus.sources import named_sources, parse_sources
 from bertjax.data.masking import mask_weights
 from bertjax.data.masking.presets import UNITS
 from bertjax.scoring.scorer import Scores, heading, identify, join_sets, value_lines
-from bertjax.scoring.sequence_scorers import find_scorers, objectives_of, unlearnt
+from bertjax.scoring.sequence_scorers import (
+    fills_masks,
+    find_scorers,
+    objectives_of,
+    unlearnt,
+)
 from bertjax.storage import atomic
 
 FLAGS = ("rates", "length", "mask_unit", "mask_weights", "examples")
@@ -57,8 +62,8 @@ def score(args: Any, path: str, flag: str) -> Scores:
     models.check_pretrained(opened, f"--what=mlm: {path}", then)
     learnt = objectives_of(config)
     able = find_scorers(opened.cfg.is_decoder, learnt)
-    before = "mntp" in able and "pll" not in able
-    if not before and "pll" not in able:
+    before = "pll" not in able
+    if not fills_masks(able):
         raise unlearnt("--what=mlm", "pll", able, learnt[0], path)
     models.check_masked_lm(opened, f"--what=mlm: {path}", then)
     unit = args.mask_unit or "token"

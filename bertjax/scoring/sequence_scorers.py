@@ -158,6 +158,12 @@ def find_scorers(is_decoder: bool, learnt: Sequence[str]) -> list[str]:
     return ["lm"] if is_decoder else [*dict.fromkeys(found + masks)]
 
 
+def fills_masks(able: Sequence[str]) -> bool:
+    """Whether a model with some scorers predicts masked tokens, where they stand or
+    from the place before them."""
+    return not {"pll", "mntp"}.isdisjoint(able)
+
+
 def names_of(objective: str) -> set[str]:
     """Return the names of an objective's parts that have rows."""
     return {part.name for part in parse(objective) if part.rows != 0}
