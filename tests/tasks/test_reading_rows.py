@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bertjax import UserError
-from bertjax.assembly import command_line
+from bertjax.assembly import batches, command_line
 from bertjax.tasks import passage_index, tables
 from bertjax.tasks.open_questions import find_answers, parse_questions
 from bertjax.tasks.passage_index import Passage, PassageIndex
@@ -128,6 +128,29 @@ def test_scores_and_answers():
     assert first["log_prob"] == -1.7 and first["score"] == 1.5
     assert first["text"] == ROME["text"] and two["answer"] == "Paris"
     assert "span_starts" not in asked.gather(np.arange(2), None, SPECIALS)
+
+
+def test_a_passage_without_text_is_no_answer():
+    bare = {"question": "where", "ctxs": [{"text": ""}]}
+    other = {"question": "where", "ctxs": [{"text": " "}, PARIS]}
+    rows = make([bare, other], labelled=False).plan(12)
+    said = outputs_of(rows, [[None, None], [None, (4, 4)]], [[0, -9], [0, -30]])
+    one, two = rows.answers(said, ())
+    assert (one["answer"], one["score"]) == ("", None)
+    assert (two["answer"], two["score"]) == ("the", pytest.approx(-32))
+    assert [p["answer"] for p in two["passages"]] == ["the", ""]
+
+
+def test_a_mixture_has_rows_of_one_length():
+    config = command_line.parse(["--config=finetune/read.py:smoke"]).config
+    parts = {"short": make(ASKED[1:]), "long": make()}
+    plans = batches.make_plans(config, None, parts, 12)
+    assert [rows.plan(12).length for rows in parts.values()] == [9, 12]
+    shapes = {
+        rows.gather(np.zeros(1, int), None, SPECIALS)["input_ids"].shape
+        for rows in plans.values()
+    }
+    assert shapes == {(1, 3, 12)}
 
 
 @pytest.mark.parametrize(
