@@ -64,8 +64,9 @@ class Batches:
 
     @property
     def length(self) -> int:
-        """L."""
-        return self.features.length
+        """L; rows of a task may be shorter than data.length, or hold several texts."""
+        plan = self.plans[0]
+        return self.features.length if isinstance(plan, Plan) else plan.length
 
     @property
     def slots(self) -> int:

@@ -9,13 +9,16 @@ import pytest
 
 from bertjax import UserError
 from bertjax.assembly import batches, command_line
+from bertjax.data.batches import Batches
+from bertjax.data.features.base import Features, Settings
+from bertjax.data.mixture import make_mixture
 from bertjax.tasks import passage_index, tables
 from bertjax.tasks.open_questions import find_answers, parse_questions
 from bertjax.tasks.passage_index import Passage, PassageIndex
 from bertjax.tasks.task_rows import Form, Limits
 from bertjax.tasks.types import read
 
-SPECIALS = SimpleNamespace(cls_id=1, sep_id=2, pad_id=0)
+SPECIALS = SimpleNamespace(cls_id=1, sep_id=2, pad_id=0, vocab_size=50)
 FORM = Form(
     ("question", "ctxs"),
     "answers",
@@ -151,6 +154,12 @@ def test_a_mixture_has_rows_of_one_length():
         for rows in plans.values()
     }
     assert shapes == {(1, 3, 12)}
+    # What is said of batches is true of their rows, whatever data.length is.
+    features = Features(Settings(config, None, None, length=128))
+    mixed = make_mixture({name: rows.n for name, rows in plans.items()})
+    made = Batches((*plans.values(),), mixed, features, SPECIALS, 4, 0)
+    ids = made.batch(0)["input_ids"]
+    assert (made.length, made.slots) == (ids.shape[-1], ids.size)
 
 
 @pytest.mark.parametrize(
