@@ -134,12 +134,12 @@ def test_scores_and_answers():
 
 
 def test_a_passage_without_text_is_no_answer():
-    bare = {"question": "where", "ctxs": [{"text": ""}]}
+    bare = {"id": None, "question": "where", "ctxs": [{"text": ""}]}
     other = {"question": "where", "ctxs": [{"text": " "}, PARIS]}
     rows = make([bare, other], labelled=False).plan(12)
     said = outputs_of(rows, [[None, None], [None, (4, 4)]], [[0, -9], [0, -30]])
     one, two = rows.answers(said, ())
-    assert (one["answer"], one["score"]) == ("", None)
+    assert (one["id"], one["answer"], one["score"]) == ("0", "", None)
     assert (two["answer"], two["score"]) == ("the", pytest.approx(-32))
     assert [p["answer"] for p in two["passages"]] == ["the", ""]
 

@@ -300,7 +300,8 @@ def make_rows(
     members: list[list[int]] = []
     of_index: dict[int, int] = {}
     for i, row in enumerate(read):
-        names.append(str(row.cells.get("id", i)))
+        name = row.cells.get("id")
+        names.append(str(i if name is None else name))
         golds.append(answers_of(row, form.label) if labelled else [])
         own = passages_of(row, listed)
         shown.append(own)
