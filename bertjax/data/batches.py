@@ -70,8 +70,8 @@ class Batches:
 
     @property
     def slots(self) -> int:
-        """Tokens that a batch has room for: B x L, times the choices of a row."""
-        return self.batch_size * self.length * getattr(self.plans[0], "choices", 1)
+        """Tokens that a batch has room for: B x L, times the sequences of a row."""
+        return self.batch_size * math.prod(self.specs["input_ids"].shape)
 
     @property
     def P(self) -> int:
