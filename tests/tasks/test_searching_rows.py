@@ -12,7 +12,7 @@ from test_seq2seq_rows import SPECIALS, Letters
 
 from bertjax import UserError
 from bertjax.data.batches import Batches
-from bertjax.data.features.base import Features, Settings
+from bertjax.data.features.base import Features, Settings, count_slots, count_text
 from bertjax.data.mixture import make_mixture
 from bertjax.objectives import find_passages
 from bertjax.objectives.find_passages import Finder
@@ -89,6 +89,13 @@ def test_rows_are_those_with_given_passages(name, labelled, index, monkeypatch):
         np.testing.assert_array_equal(own, wanted["lm_positions"][used])
     questions = batch["question_ids"][batch["question_mask"] > 0].tolist()
     assert questions == [1, 5, 6, 7, 2, 1, 8, 2, 1, 9, 10, 2]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_rows_hold_no_more_text_than_they_have_slots(name, index):
+    rows = rows_of(form_of(name, index=index)).plan(24)
+    batch = rows.gather(np.arange(rows.n), None, SPECIALS)
+    assert 0 < count_text(batch) <= count_slots(batch)
 
 
 def test_slots_are_those_of_all_passages():
