@@ -3,6 +3,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -232,7 +233,13 @@ def make_plans(
     (Features.limits).
     """
     if tasks.is_task(config):
-        return {name: rows.plan(length) for name, rows in stores.items()}
+        laid = {name: rows.plan(length) for name, rows in stores.items()}
+        # Batches may take rows of any component: all are as long as the longest.
+        longest = max(rows.length for rows in laid.values())
+        return {
+            name: rows if rows.length == longest else replace(rows, length=longest)
+            for name, rows in laid.items()
+        }
     data = config.data
     cache = cache or open_cache(data.cache).root
     plans = {}

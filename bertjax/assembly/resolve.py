@@ -206,8 +206,22 @@ def make_features(
 
 
 def check_keys(config: ConfigDict, halves: Iterable[Features]) -> None:
-    """Refuse keys that say nothing to the host halves of any phase: UserError."""
-    read = frozenset().union(*(half.keys for half in halves))
+    """Refuse keys that say nothing to the host halves of any phase, and mask rates of
+    phases that say nothing to their own: UserError."""
+    pairs = [*zip(wanted_phases(config), halves, strict=True)]
+    read = frozenset().union(*(half.keys for _, half in pairs))
+    for phase, half in pairs:
+        own = phase.mask_rate != config.data.mask_rate
+        if own and "mask_rate" not in half.keys:
+            raise UserError(
+                f"phases: mask_rate={phase.mask_rate} says nothing to objective="
+                f"{phase.objective or config.objective}: leave it out"
+            )
+    if config.eval.mask_rate is not None and "mask_rate" not in read:
+        raise UserError(
+            f"eval.mask_rate={config.eval.mask_rate} says nothing to objective="
+            f"{config.objective}: leave it out"
+        )
     defaults = schema.base().data
     for key in sorted(KEYS - read):
         if (value := config.data[key]) != defaults[key]:

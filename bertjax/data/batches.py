@@ -64,13 +64,14 @@ class Batches:
 
     @property
     def length(self) -> int:
-        """L."""
-        return self.features.length
+        """L; rows of a task may be shorter than data.length, or hold several texts."""
+        plan = self.plans[0]
+        return self.features.length if isinstance(plan, Plan) else plan.length
 
     @property
     def slots(self) -> int:
-        """Tokens that a batch has room for: B x L, times the choices of a row."""
-        return self.batch_size * self.length * getattr(self.plans[0], "choices", 1)
+        """Tokens that a batch has room for: B x L, times the sequences of a row."""
+        return self.batch_size * math.prod(self.specs["input_ids"].shape)
 
     @property
     def P(self) -> int:

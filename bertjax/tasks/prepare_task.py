@@ -197,13 +197,20 @@ def rename(config: ConfigDict, columns: str) -> None:
     if not names:
         raise UserError(f"--columns={columns} names no column")
     names = task_type.name_columns(config, names)
-    if not 1 <= len(names) <= most:
-        have = f"{most} at most" if most else "columns whose names are fixed"
+    least = 1 + _needs_pair(config, task_type)
+    if not least <= len(names) <= most:
+        have = {0: "columns whose names are fixed", least: f"{most}"}
         raise UserError(
             f"--columns={columns} names {counted(len(names), 'text')}: rows of "
-            f"objective={config.objective} have {have}"
+            f"objective={config.objective} have {have.get(most, f'{most} at most')}"
         )
     config.task.text, config.task.text_pair = (*names, "")[:2]
+
+
+def _needs_pair(config: ConfigDict, task_type: TaskType) -> bool:
+    """True where rows have two columns, whatever they are called."""
+    other = task_type.instead.get("text_pair")
+    return "text_pair" in task_type.columns and not (other and config.task[other])
 
 
 def separators(config: ConfigDict) -> int:

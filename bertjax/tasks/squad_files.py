@@ -314,9 +314,10 @@ def _max_context(of: np.ndarray, begin: np.ndarray, size: np.ndarray) -> np.ndar
     row = np.repeat(np.arange(len(of)), size)
     place = _nth(size)
     score = np.minimum(place, size[row] - 1 - place) * 100 + size[row]  # 0.01 a piece
-    widest = int((begin + size).max(initial=1))
-    piece = of[row] * widest + begin[row] + place
-    best = np.zeros((of.max(initial=0) + 1) * widest, np.int64)
+    ends = np.zeros(of.max(initial=-1) + 1, np.int64)  # of each question's windows
+    np.maximum.at(ends, of, begin + size)
+    piece = (np.cumsum(ends) - ends)[of[row]] + begin[row] + place
+    best = np.zeros(ends.sum(), np.int64)
     np.maximum.at(best, piece, score)
     winners = np.flatnonzero(score == best[piece])[::-1]
     best[piece[winners]] = row[winners]  # the last one written is the first row

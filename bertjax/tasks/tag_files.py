@@ -116,7 +116,8 @@ def parse_columns(
                 yield Sentence(words, tags[0] if tags else None, name, begin)
                 found = []
             continue
-        cells = line.split("\t") if "\t" in line else line.split()
+        # Other white space, a no-break space for instance, is part of a word.
+        cells = line.split("\t") if "\t" in line else [*filter(None, line.split(" "))]
         if not where:
             width, where = len(cells), _columns(columns, len(cells), f"{name}:{number}")
         if len(cells) != width:

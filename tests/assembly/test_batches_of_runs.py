@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a config to batches: what must not depend on what."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from bertjax import UserError
 from bertjax.assembly import batches as run_batches
-from bertjax.assembly import command_line, prepared_text
+from bertjax.assembly import command_line, prepared_text, resolve
 from bertjax.data.batch_statistics import Statistics
 from bertjax.data.batches import batch_sha256
+from bertjax.data.features.base import KEYS
 
 
 def quiet(text: str) -> None:
@@ -101,6 +104,20 @@ def test_one_component_is_no_mixture(key, corpus, vocabulary, tmp_path):
     config.data.group_field = "lang"  # whose values are not known yet
     with pytest.raises(UserError, match="plain text, which has no fields"):
         prepared_text.check_inputs(config)
+
+
+def test_mask_rates_where_nothing_is_masked(corpus, vocabulary, tmp_path):
+    masks, other = SimpleNamespace(keys=KEYS), SimpleNamespace(keys=frozenset())
+    how = corpus, vocabulary, tmp_path
+    config = configured(*how, "phases=steps=3 objective=clm; mask_rate=0.2")
+    resolve.check_keys(config, [other, masks])
+    config = configured(*how, "phases=steps=3 objective=clm mask_rate=0.3;")
+    with pytest.raises(UserError, match=r"^phases: mask_rate=0\.3 .* objective=clm"):
+        resolve.check_keys(config, [other, masks])
+    config = configured(*how, "objective=clm", "eval.mask_rate=0.3")
+    resolve.check_keys(config, [masks])
+    with pytest.raises(UserError, match=r"^eval\.mask_rate=0\.3 .* objective=clm"):
+        resolve.check_keys(config, [other])
 
 
 def test_names_that_only_the_text_tells(corpus, vocabulary, tmp_path):

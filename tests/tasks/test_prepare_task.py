@@ -6,7 +6,7 @@ import pytest
 from bertjax import UserError
 from bertjax.assembly import command_line
 from bertjax.tasks.catalog import TASKS
-from bertjax.tasks.prepare_task import check, make_form, prepare
+from bertjax.tasks.prepare_task import check, make_form, prepare, rename
 from bertjax.tasks.task_type import load_task_type
 
 TEXTS = "finetune/classify.py", "task.text=a", "task.label=b"
@@ -114,6 +114,20 @@ def test_the_first_measure_of_a_benchmark_counts():
         ("conll2003", "f1"),
     ):
         assert TASKS[name].metrics[0] == first
+
+
+@pytest.mark.parametrize("name", ["read", "rag", "rerank"])
+def test_rows_of_two_columns_are_given_both(name):
+    config = command_line.parse([f"--config=finetune/{name}.py"]).config
+    said = rf"--columns=a names 1 text: rows of objective={name} have 2$"
+    with pytest.raises(UserError, match=said):
+        rename(config, "a")
+    rename(config, "a,b")
+    assert make_form(config).columns == ("a", "b")
+    if name == "rag":  # a step finds the passages
+        config.task.index = "folder"
+        rename(config, "a")
+        assert make_form(config).columns == ("a",)
 
 
 def test_labels_are_different():

@@ -96,6 +96,8 @@ def test_lines_of_questions():
     )
     assert [(q.id, q.text) for q in found.questions] == [("0", "Who?"), ("x", "Why?")]
     assert found.contexts == ["Ann.", "b"]
+    (found,) = parse_text(2 * lines.replace("}", ', "id": null}'), "-")
+    assert [q.id for q in found.questions] == ["0", "1"]
     with pytest.raises(UserError, match="-:1: question and context"):
         parse_text('{"question": 3, "context": "Ann."}', "-")
 

@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 
 from bertjax import UserError
-from bertjax.assembly import command_line
+from bertjax.assembly import batches, command_line
+from bertjax.data.batches import Batches
+from bertjax.data.features.base import Features, Settings
+from bertjax.data.mixture import make_mixture
 from bertjax.tasks import passage_index, tables
 from bertjax.tasks.open_questions import find_answers, parse_questions
 from bertjax.tasks.passage_index import Passage, PassageIndex
 from bertjax.tasks.task_rows import Form, Limits
 from bertjax.tasks.types import read
 
-SPECIALS = SimpleNamespace(cls_id=1, sep_id=2, pad_id=0)
+SPECIALS = SimpleNamespace(cls_id=1, sep_id=2, pad_id=0, vocab_size=50)
 FORM = Form(
     ("question", "ctxs"),
     "answers",
@@ -128,6 +131,35 @@ def test_scores_and_answers():
     assert first["log_prob"] == -1.7 and first["score"] == 1.5
     assert first["text"] == ROME["text"] and two["answer"] == "Paris"
     assert "span_starts" not in asked.gather(np.arange(2), None, SPECIALS)
+
+
+def test_a_passage_without_text_is_no_answer():
+    bare = {"id": None, "question": "where", "ctxs": [{"text": ""}]}
+    other = {"question": "where", "ctxs": [{"text": " "}, PARIS]}
+    rows = make([bare, other], labelled=False).plan(12)
+    said = outputs_of(rows, [[None, None], [None, (4, 4)]], [[0, -9], [0, -30]])
+    one, two = rows.answers(said, ())
+    assert (one["id"], one["answer"], one["score"]) == ("0", "", None)
+    assert (two["answer"], two["score"]) == ("the", pytest.approx(-32))
+    assert [p["answer"] for p in two["passages"]] == ["the", ""]
+
+
+def test_a_mixture_has_rows_of_one_length():
+    config = command_line.parse(["--config=finetune/read.py:smoke"]).config
+    parts = {"short": make(ASKED[1:]), "long": make()}
+    plans = batches.make_plans(config, None, parts, 12)
+    assert [rows.plan(12).length for rows in parts.values()] == [9, 12]
+    shapes = {
+        rows.gather(np.zeros(1, int), None, SPECIALS)["input_ids"].shape
+        for rows in plans.values()
+    }
+    assert shapes == {(1, 3, 12)}
+    # What is said of batches is true of their rows, whatever data.length is.
+    features = Features(Settings(config, None, None, length=128))
+    mixed = make_mixture({name: rows.n for name, rows in plans.items()})
+    made = Batches((*plans.values(),), mixed, features, SPECIALS, 4, 0)
+    ids = made.batch(0)["input_ids"]
+    assert (made.length, made.slots) == (ids.shape[-1], ids.size)
 
 
 @pytest.mark.parametrize(

@@ -254,3 +254,5 @@ def test_scores_of_groups_of_words(table):
     numbers = [found[f"number_{what}"] for what in ("loss", "accuracy", "words")]
     assert numbers == [2, 0.5, 2]
     assert np.isnan(found["color_accuracy"]) and found["color_words"] == 0
+    outputs["word_weights"] = np.zeros((2, 2), np.float32)  # no word was masked
+    assert np.isnan(rows.score(outputs, np.arange(2))["perplexity"])

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows whose passages a step finds are those that have them in the file."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,9 @@ from conftest import tiny_encoder
 from test_seq2seq_rows import SPECIALS, Letters
 
 from bertjax import UserError
+from bertjax.data.batches import Batches
+from bertjax.data.features.base import Features, Settings, count_slots, count_text
+from bertjax.data.mixture import make_mixture
 from bertjax.objectives import find_passages
 from bertjax.objectives.find_passages import Finder
 from bertjax.tasks import passage_index, tables
@@ -84,6 +89,21 @@ def test_rows_are_those_with_given_passages(name, labelled, index, monkeypatch):
         np.testing.assert_array_equal(own, wanted["lm_positions"][used])
     questions = batch["question_ids"][batch["question_mask"] > 0].tolist()
     assert questions == [1, 5, 6, 7, 2, 1, 8, 2, 1, 9, 10, 2]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_rows_hold_no_more_text_than_they_have_slots(name, index):
+    rows = rows_of(form_of(name, index=index)).plan(24)
+    batch = rows.gather(np.arange(rows.n), None, SPECIALS)
+    assert 0 < count_text(batch) <= count_slots(batch)
+
+
+def test_slots_are_those_of_all_passages():
+    rows = rows_of(form_of("prefix")).plan(24)
+    features = Features(Settings(None, None, None, length=24))
+    specials = SimpleNamespace(**vars(SPECIALS), vocab_size=Letters.vocab_size)
+    made = Batches((rows,), make_mixture({"x": rows.n}), features, specials, 2, 0)
+    assert made.slots == made.batch(0)["input_ids"].size == 2 * 3 * 24
 
 
 def test_passages_are_cut_to_what_a_row_has_room_for(index):

@@ -209,6 +209,13 @@ def test_each_piece_has_its_most_context_in_one_row(letters, sizes, length, stri
             assert got.tolist() == [rows[int(np.argmax(score))]]
 
 
+def test_one_long_context_costs_the_other_questions_nothing():
+    short, long = 10**6, 10**6  # questions, and pieces before the last window
+    of, begin = np.arange(short + 1), np.append(np.zeros(short, np.int64), long)
+    found = squad_files._max_context(of, begin, np.full(short + 1, 2))
+    assert found.shape == (2 * (short + 1),) and found.all()
+
+
 @pytest.mark.parametrize("kind", ["wordpiece", "byte_bpe", "unigram", "bpe"])
 def test_answers_come_back_from_their_pieces(kind):
     """Words of odd texts to pieces, and by sure logits back to the text."""

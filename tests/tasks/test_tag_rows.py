@@ -74,6 +74,23 @@ def test_columns(tmp_path):
     assert second[0].tags == ["NNP", "NNP"]
 
 
+def test_other_white_space_than_spaces_is_part_of_a_word(tmp_path):
+    text = "10\u00a0000  B-X\n\u3000 O\n\u3000\tO\n"
+    (found,) = read(write(tmp_path, text))
+    assert found.words == ["10\u00a0000", "\u3000", "\u3000"]
+    assert found.tags == ["B-X", "O", "O"]
+
+
+def test_a_first_sentence_without_words_is_told(tmp_path):
+    rows, _ = made(tmp_path, [([], []), (["ab"], ["O"])], 8)
+    batch = rows.gather(np.arange(2), None, SPECIALS)
+    pieces = [*map(chr, range(200))]
+    tokenizer = SimpleNamespace(kind="wordpiece", pieces=pieces, special_ids=[])
+    each = ({name: values[i] for name, values in batch.items()} for i in (0, 1))
+    told = [dict(rows.tell(row, i, tokenizer))["tags"] for i, row in enumerate(each)]
+    assert told == ["", "a b/O"]
+
+
 def test_a_header_and_swapped_columns(tmp_path):
     said = []
     path = write(tmp_path, "word\tpos\n\nAnn\tNOUN\nis\tVERB\n")

@@ -61,7 +61,7 @@ class ParquetSource(Source):
                 if size >= piece_bytes or end == file.num_row_groups:
                     pieces.append(replace(self, start=start, end=end, size=size))
                     start, size = end, 0
-        return pieces
+        return pieces or [self]  # a file of no row has no group
 
     def text_bytes(self) -> int | None:
         """Return the bytes of the row groups; of a whole file, its size."""

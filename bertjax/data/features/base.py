@@ -169,8 +169,9 @@ KEYS = frozenset(
 )
 
 
-# The tokens of a row: what an encoder reads, and a decoder.
-SIDES = ("input_ids", "decoder_input_ids")
+# The tokens of a row: what an encoder reads, and a decoder, and what stands behind a
+# passage that a step finds.
+SIDES = ("input_ids", "decoder_input_ids", "end_ids")
 # Arrays of a row that say something of each token, beside streams.
 PER_TOKEN = (
     "input_ids",

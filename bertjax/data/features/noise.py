@@ -168,7 +168,10 @@ class NoiseFeatures(EncoderDecoderFeatures):
         counts: Counter[str] = Counter()
         arrays = {name: values for name, values in before.items() if name != "keys"}
         self._corrupt(arrays, before["keys"], None, counts)
-        unchanged = (after["input_ids"] == after["lm_ids"]).all(axis=1)
+        real = after["decoder_attention_mask"]
+        # Padding has other ids on the two sides.
+        same = (after["input_ids"] == after["lm_ids"]) | (real == 0)
+        unchanged = (same & (after["attention_mask"] == real)).all(axis=1)
         return {
             **counts,
             "rows_unchanged": int(unchanged.sum()),

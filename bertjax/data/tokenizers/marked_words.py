@@ -65,19 +65,21 @@ def read_marked_words(
             raise UserError(f"{where} are what data.entity_field lists: give it")
         return MarkedWords(flag, None)
     how, _, rest = value.partition(":")
-    if how == "words":
-        words = rest.split(",")
-    elif how == "pos":
+    words = [part.strip() for part in rest.split(",")]
+    if how == "pos":
         if segmenter is None:
             raise UserError(f"{where} needs data.segmenter, whose dictionary has them")
-        words = segmenter.words_of(set(rest.split(",")))
+        words = segmenter.words_of({*words})
         if not words:
             raise UserError(f"{where}: no word of data.segmenter's dictionary has it")
     else:
-        words = [line.strip() for line in read_lines(Path(value).expanduser(), where)]
+        if is_file := how != "words":
+            lines = read_lines(Path(value).expanduser(), where)
+            words = [line.strip() for line in lines]
         for number, word in enumerate(words, 1):
             if word.split()[1:]:
-                raise UserError(f"{where}, line {number}: {word!r} is not one word")
+                line = f", line {number}" * is_file
+                raise UserError(f"{where}{line}: {word!r} is not one word")
     found = frozenset(word.lower() for word in words if word)
     if not found:
         raise UserError(f"{where} names no word")

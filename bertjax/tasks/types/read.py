@@ -35,6 +35,7 @@ WANTED = "FILE.jsonl"
 DEPTHS = 1, 5, 20  # of the passages among which an answer is looked for
 METRICS = "exact", "f1", *(f"{x}@{k}" for k in DEPTHS for x in ("exact", "f1"))
 SPANS = 8  # places of an answer that count, of a passage, the first ones
+NEVER = -1e9  # ln p of an answer of a passage that has no token
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,7 +220,8 @@ class ReadingRows(Rows):
 
     def best(self, outputs: Outputs, row: int, i: int) -> Iterator[tuple[float, str]]:
         """Yield of each passage of a question the ln p of its best span, the passage's
-        own included, and the span's text: i the question, row its outputs'."""
+        own included, and the span's text: i the question, row its outputs'. Of a
+        passage without a token NEVER and ""."""
         scores = np.float64(outputs["passage_scores"][row])
         longest = self.form.limits.answer_length
         starts, ends = (np.asarray(outputs[f"{x}_logits"][row]) for x in STARTS_ENDS)
@@ -228,6 +230,9 @@ class ReadingRows(Rows):
         for slot, passage in enumerate(self.members[i, : len(scores)].tolist()):
             if passage < 0:
                 return
+            if not self.passages.lengths[passage]:
+                yield NEVER, ""
+                continue
             at = self.passages.offsets[passage] - lead
             a, b = self.chars[[at + first[slot], at + last[slot]], [0, 1]]
             yield float(scores[slot] + likely[slot]), self.texts[passage][a:b].strip()
@@ -272,8 +277,8 @@ class ReadingRows(Rows):
                 }
                 for slot in order
             ]
-            first = found[order[0]] if order else (None, "")
-            best = {"answer": first[1], "score": first[0]}
+            score, answer = found[order[0]] if order else (NEVER, "")
+            best = {"answer": answer, "score": None if score == NEVER else score}
             yield {"id": self.names[i], **best, "passages": shown}
 
 
@@ -295,7 +300,8 @@ def make_rows(
     members: list[list[int]] = []
     of_index: dict[int, int] = {}
     for i, row in enumerate(read):
-        names.append(str(row.cells.get("id", i)))
+        name = row.cells.get("id")
+        names.append(str(i if name is None else name))
         golds.append(answers_of(row, form.label) if labelled else [])
         own = passages_of(row, listed)
         shown.append(own)

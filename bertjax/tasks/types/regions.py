@@ -175,8 +175,10 @@ class TextRegions(text_rows.Texts):
             np.asarray(outputs[f"word_{name}"])
             for name in ("ids", "weights", "nats", "right")
         )
-        loss = float((weights * nats).sum()) / max(float(weights.sum()), 1e-9)
-        found = {"perplexity": math.exp(min(loss, 700.0))}
+        found = {"perplexity": math.nan}
+        if total := float(weights.sum()):
+            loss = float((weights * nats).sum()) / total
+            found["perplexity"] = math.exp(min(loss, 700.0))
         for k, (name, _) in enumerate(self.settings.groups):
             own = weights * (self.group[ids] == k)
             total = float(own.sum())

@@ -80,14 +80,15 @@ def parse_text(
         return [squad_files.questions_of(load_json(text, name), name)]
     read = Questions(source=name)
     rows = [*tables.parse_rows(text, "json", name, {}, say)]
-    given = {str(row.cells["id"]) for row in rows if "id" in row.cells}
+    ids = [row.cells.get("id") for row in rows]
+    given = {str(own) for own in ids if own is not None}
     free = (own for own in map(str, count()) if own not in given)
-    for i, row in enumerate(rows):
+    for i, (row, own) in enumerate(zip(rows, ids, strict=True)):
         question, context = map(row.cells.get, ("question", "context"))
         if not isinstance(question, str) or not isinstance(context, str):
             raise UserError(f"{row.place}: question and context have to be texts")
         read.contexts.append(context)
-        own = str(row.cells["id"]) if "id" in row.cells else next(free)
+        own = next(free) if own is None else str(own)
         read.questions.append(Question(own, question, i, (), None))
         read.unlabelled.append(row.place)
     return [read]

@@ -100,7 +100,8 @@ class Tags(Rows):
         if self.labels is None:
             return
         begins = self.firsts[slice(*self.rows[example : example + 2])].tolist()
-        ends = [*begins[1:], int(row["attention_mask"].sum()) - 1]
+        # A sentence may have no words.
+        ends = [*begins[1:], int(row["attention_mask"].sum()) - 1][: len(begins)]
         names = self.form.labels
         words = (
             f"{decode(tokenizer, row['input_ids'][a:b])}/{names[row['labels'][a]]}"

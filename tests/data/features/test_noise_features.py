@@ -278,6 +278,15 @@ def test_rows_leave_room_for_what_is_inserted():
         half(",".join(["insert:1"] * 6))
 
 
+def test_rows_that_stay_as_they_are_are_counted_whatever_pads_them():
+    tokenizer = SimpleNamespace(**vars(TOKENIZER) | {"pad_id": UNK, "unk_id": PAD})
+    for noise, unchanged in (("mask:0", 2), ("mask:1", 0), ("delete:1", 0)):
+        made = make_half(frozenset({"noise"}), tokenizer, 64, noise=noise)
+        rows = rows_of([10, 11], width=made.raw, b=2)
+        counts = made.tell({**rows.arrays, "keys": rows.keys}, made.make(rows))
+        assert counts["rows_unchanged"] == unchanged
+
+
 def test_masks_of_no_length_are_refused_where_a_text_would_grow():
     out, counts = corrupt("infill:poisson:0.2:0.3", [*range(10, 30)], b=50)
     assert counts["zero_length_spans_refused"] > 0

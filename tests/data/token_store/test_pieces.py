@@ -264,6 +264,16 @@ def test_parquet(tmp_path):
         read(parse(path, **fields).split(1))
 
 
+def test_a_parquet_file_without_a_row_is_a_piece_without_text(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "a.parquet"
+    parquet.ParquetWriter(path, pa.schema([("text", pa.string())])).close()
+    documents, pieces = both(parse(path), 1)
+    assert not documents and len(pieces) == 1
+
+
 def test_strings_of_parquet_that_are_no_utf8(tmp_path):
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet

@@ -41,6 +41,14 @@ def test_listed_words_are_marked_whole_and_whatever_their_capitals(tokenizer, tm
     assert make_marker(tokenizer, marked={"concept": ""}) is None
 
 
+def test_spaces_around_listed_words_are_none_of_them(tokenizer, tmp_path):
+    marker = make_marker(tokenizer, marked={"concept": "words:good, bad"})
+    assert marked(marker, "a bad film") == [1, 1 + CONCEPT, 1]
+    assert read_marked_words("data.concept", "words: good ,bad", 1, None, False) == (
+        read_marked_words("data.concept", "words:bad,good", 1, None, False)
+    )
+
+
 def test_records_may_list_the_words_that_a_tagger_told(tokenizer):
     marker = make_marker(tokenizer, "", True, {"concept": "entities"})
     assert marked(marker, "a bad film", ("bad",)) == [1, 1 + 2 + 4 + CONCEPT, 1]
@@ -64,6 +72,7 @@ def test_parts_of_speech_are_those_of_the_segmenter(tokenizer, tmp_path):
         ("entities", r"data.concept=entities are what data.entity_field lists"),
         ("pos:a", r"data.concept=pos:a needs data.segmenter"),
         ("words:", r"data.concept=words: names no word"),
+        ("words:a, very bad", r"words:a, very bad: 'very bad' is not one word"),
         ("nosuch.txt", r"data.concept=nosuch.txt: cannot be read"),
     ],
 )
