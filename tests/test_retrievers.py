@@ -32,7 +32,7 @@ def test_files_say_the_kind_and_are_read_again(kind, tmp_path):
     read = sentence_transformers.read(tmp_path, "--model=x")
     assert (read.kind, read.dot, read.longest, read.active) == (kind, True, 24, active)
     if kind == "multi_vector":
-        again = sentence_transformers.read_projection(tmp_path)
+        again = sentence_transformers.read_projection(tmp_path, "x")
         np.testing.assert_array_equal(again, draw)
         config = tmp_path / "2_MultiVectorMask/config.json"
         config.write_text(json.dumps({"skiplist_words": ["."]}))
@@ -43,6 +43,31 @@ def test_files_say_the_kind_and_are_read_again(kind, tmp_path):
         limits = tmp_path / "sentence_bert_config.json"
         limits.write_text(json.dumps({"query_length": 32}))
         assert sentence_transformers.read(tmp_path, "--model=x").kind == "dense"
+
+
+def test_a_projection_is_converted_with_its_model(trained, tmp_path, capsys):
+    hf, lines, out = tmp_path / "hf", tmp_path / "lines.txt", tmp_path / "v.npz"
+    lines.write_text("what is a list ?\nthe value\n")
+    convert.main([f"--from={trained}", f"--to={hf}", "--format=hf"])
+    draw = np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)
+    made = Sentences(kind="multi_vector", dot=True, normalize=True)
+    sentence_transformers.write(hf, made, 32, 24, draw)
+
+    def vectors(model):
+        embed.main([f"--model={model}", f"--text={lines}", f"--out={out}"])
+        return np.load(out)["tokens"]
+
+    wanted = vectors(hf)
+    for name, form in (("ours", "bertjax"), ("theirs", "hf")):
+        convert.main([f"--from={hf}", f"--to={tmp_path / name}", f"--format={form}"])
+        np.testing.assert_allclose(vectors(tmp_path / name), wanted, atol=1e-6)
+    (file,) = hf.glob("1_Dense/*.safetensors")
+    file.write_bytes(b"abc")
+    with pytest.raises(UserError, match=r"hf: 1_Dense: model.safetensors is cut short"):
+        vectors(hf)
+    file.unlink()
+    with pytest.raises(UserError, match=r"hf: 1_Dense holds no model.safetensors"):
+        vectors(hf)
 
 
 # ---------------------------------------------------------------- hard negatives

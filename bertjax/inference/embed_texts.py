@@ -13,7 +13,6 @@ from bertjax import UserError, registry
 from bertjax.assembly import models
 from bertjax.data.progress import Progress
 from bertjax.interop import sentence_transformers
-from bertjax.interop.hf_read import Imported
 from bertjax.tasks import search
 from bertjax.tasks.task_type import POOLINGS
 
@@ -125,11 +124,7 @@ def make_embedder(
         params = model.read_params("mlm", weights)
         encode = _make_encode(params, model.cfg, "term_weights", how.active or ACTIVE)
     elif how.kind == "multi_vector":
-        params = dict(model.read_params(weights=weights))
-        if isinstance(model.checkpoint, Imported):
-            directory = model.checkpoint.directory
-            kernel = sentence_transformers.read_projection(directory)
-            params["colbert"] = {"kernel": kernel}
+        params = model.read_params(weights=weights)
         encode = _make_encode(params, model.cfg, "token_vectors")
     else:
         params = model.read_params(weights=weights)
