@@ -20,6 +20,7 @@ from bertjax.assembly import models
 from bertjax.assembly.command_line import settle_config
 from bertjax.assembly.models import LoadedModel
 from bertjax.assembly.save_model import save_model
+from bertjax.data.corpus.line_repair import check_utf8
 from bertjax.data.progress import Progress
 from bertjax.generation import open_writer
 from bertjax.generation.options import Options
@@ -65,8 +66,7 @@ def check_texts(texts: Any) -> list[str]:
     for text in (found := list(texts)):
         if not isinstance(text, str):
             raise UserError(f"texts: {text!r:.60} must be a string")
-        if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
-            raise UserError(f"texts: {text!r:.60} has a lone surrogate")
+        check_utf8(text)
     return found
 
 

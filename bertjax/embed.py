@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     if args.index:
         return make_index(args)
     ending = ".npz" if args.out.lower().endswith(".npz") else ".npy"
-    out = atomic.check_out(args.out, "--out", ending)
+    out = atomic.check_out(args.out, "--out", ending, ("--text", args.text))
     in_blocks = ending == ".npy" and is_file(args.text)
     lines = [] if in_blocks else read_lines(args.text)
     options = args.weights, args.pooling, args.normalize, args.max_length

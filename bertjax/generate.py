@@ -31,6 +31,7 @@ from bertjax.assembly import command_line, models
 from bertjax.config import cli
 from bertjax.config.flag_help import Flag, shared
 from bertjax.data.corpus import files
+from bertjax.data.corpus.line_repair import check_utf8, load_json
 from bertjax.generation.options import Options, check_options
 from bertjax.inference.open_book import answer_from_index
 from bertjax.measuring.results import peak_rss_mb
@@ -79,7 +80,11 @@ def main(argv: Sequence[str]) -> int:
     if bool(args.words) == bool(args.input):
         both = "give one of them" if args.input else 'such as "The history of"'
         raise UserError(f"prompts on the command line, or --input=FILE: {both}")
-    out = None if args.out == "-" else atomic.check_out(args.out, "--out")
+    out = None
+    if args.out != "-":
+        out = atomic.check_out(args.out, "--out", source=("--input", args.input))
+    for prompt in args.words:
+        check_utf8(prompt)
     wanted = Options(**{name: getattr(args, name) for name in Options._fields})
     wanted = wanted._replace(stop=args.stop or None)
     check_options(wanted)
@@ -149,7 +154,7 @@ def read_prompts(path: str) -> list[Any]:
     """Return the prompts of a file, or of standard input (-), in order: texts, or of
     JSON lines objects of texts too.
 
-    Raises UserError that names a line that is no such object.
+    Raises UserError that names a line that is no such object, or not UTF-8.
     """
     name = "standard input" if path == "-" else path
     if path == "-":
@@ -170,11 +175,9 @@ def read_prompts(path: str) -> list[Any]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        try:
-            read = json.loads(line)
-            prompt = read if "turns" in read else read["prompt"]
-        except (ValueError, TypeError, KeyError):
-            prompt = None
+        read = load_json(line, f"{name}:{number}")
+        read = read if isinstance(read, dict) else {}
+        prompt = read if "turns" in read else read.get("prompt")
         if isinstance(prompt, dict) and "turns" in prompt:
             prompts.append(prompt)  # whose turns are looked at where they are read
             continue

@@ -9,6 +9,7 @@ import numpy as np
 from bertjax import UserError
 from bertjax.assembly.models import LoadedModel, check_masked_lm
 from bertjax.data import rendering
+from bertjax.data.corpus.line_repair import check_utf8
 
 __all__ = ["add_sequences", "encode", "fill_texts", "make_filler", "masked_lm"]
 
@@ -35,10 +36,7 @@ def add_sequences(
 
 def encode(tokenizer: Any, text: str, longest: int) -> list[int]:
     """Return [CLS] text [SEP] as ids. UserError without a blank or when too long."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as e:
-        raise UserError(f"{text[:60]!r} is not UTF-8") from e
+    check_utf8(text)
     ids = tokenizer.encode_with_masks(text)
     if tokenizer.mask_id not in ids:
         raise UserError(f"no {tokenizer.mask_token} in {text[:80]!r}: nothing to fill")
