@@ -23,6 +23,7 @@ import numpy as np
 
 from bertjax import UserError, counted
 from bertjax.assembly import command_line
+from bertjax.assembly.resolve import encoder_config
 from bertjax.config import cli
 from bertjax.config.flag_help import Flag, shared
 from bertjax.data.corpus import files
@@ -34,12 +35,18 @@ from bertjax.storage import atomic
 from bertjax.tasks import tables
 from bertjax.tasks.search import MultiVectors, Sparse
 
+WORDS = 100  # of a passage
+
 FLAGS = {
     **shared("model"),
     "text": Flag("a sentence a line; - is standard input"),
     "out": Flag("the .npy to write, a row a line; of splade and colbert a .npz"),
     "index": Flag("the directory to make, of passages and their vectors"),
-    "words": Flag("index: of a passage that is cut out of a text file", 100, least=1),
+    "words": Flag(
+        f"index: of a passage that is cut out of a text file; unless given {WORDS}",
+        kind=int,
+        least=1,
+    ),
     "pooling": Flag("mean, cls or last, unless given what the model was made for"),
     "normalize": Flag("make each vector of length 1", kind=bool),
     "width": Flag("keep the first numbers of each vector", kind=int, least=1),
@@ -60,6 +67,8 @@ def main(argv: Sequence[str]) -> int:
         raise UserError(f"{either} are needed: see --help")
     if args.index:
         return make_index(args)
+    if args.words is not None:
+        raise UserError("--words is of --index=DIR, which is not given")
     ending = ".npz" if args.out.lower().endswith(".npz") else ".npy"
     out = atomic.check_out(args.out, "--out", ending, ("--text", args.text))
     in_blocks = ending == ".npy" and is_file(args.text)
@@ -74,6 +83,11 @@ def main(argv: Sequence[str]) -> int:
         )
     if args.width and how.kind != "dense":
         raise UserError(f"--width: vectors of this model are {how.kind}")
+    numbers = encoder_config(model.config, model.tokenizer.vocab_size).hidden_size
+    if args.width and args.width > numbers:
+        raise UserError(
+            f"--width={args.width}: the model's vectors have {numbers} numbers"
+        )
     if in_blocks:
         path = str(Path(args.text).expanduser())
         try:
@@ -100,7 +114,7 @@ def make_index(args: Any) -> int:
                 "made for"
             )
     folder, more = Path(args.index).expanduser(), (args.dtype, args.weights)
-    todo = args.model, folder, args.text, args.words, args.batch_size
+    todo = args.model, folder, args.text, args.words or WORDS, args.batch_size
     embed_index.make_index(*todo, cli.say, *more)
     return 0
 

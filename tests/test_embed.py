@@ -136,6 +136,10 @@ def test_options(trained, text, tmp_path):
     np.testing.assert_allclose(unit, mean / sizes, atol=1e-6)
     first = run(trained, text, tmp_path / "a.npy", "--pooling=cls")
     assert np.abs(first - mean).max() > 1e-2
+    with pytest.raises(UserError, match="--width=33: the model's vectors have 32 num"):
+        run(trained, text, tmp_path / "b.npy", "--width=33")
+    with pytest.raises(UserError, match="--words is of --index=DIR"):
+        run(trained, text, tmp_path / "b.npy", "--words=5")
     rough = run(trained, text, tmp_path / "a.npy", "--dtype=bfloat16")
     assert rough.dtype == np.float32
     np.testing.assert_allclose(rough, mean, atol=0.1)

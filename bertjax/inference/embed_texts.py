@@ -80,16 +80,9 @@ class Embedder(NamedTuple):
 
 
 def narrow(vectors: np.ndarray, width: int | None, normalize: bool) -> np.ndarray:
-    """Take the first numbers of each vector, again of length 1 where they were so.
-
-    Raises UserError where the vectors have fewer.
-    """
+    """Take the first numbers of each vector, again of length 1 where they were so."""
     if width is None:
         return vectors
-    if width > vectors.shape[1]:
-        raise UserError(
-            f"--width={width}: the model's vectors have {vectors.shape[1]} numbers"
-        )
     part = np.ascontiguousarray(vectors[:, :width])
     return normalized(part) if normalize else part
 
