@@ -330,13 +330,13 @@ class Model(LoadedModel):
         UserError for a model that was not finetuned, and for rows that lack a column.
         """
         model = self._finetuned
-        if isinstance(rows, str | Mapping) or not all(
-            isinstance(row, str | Mapping) for row in rows
-        ):
+        several = isinstance(rows, Iterable) and not isinstance(rows, str | Mapping)
+        found = list(rows) if several else []
+        if not several or not all(isinstance(row, str | Mapping) for row in found):
             raise UserError("rows must be a list: an object by column, or a text, each")
-        if not rows:
+        if not found:
             return []
-        read = prepare_task.parse_objects(model.config, model.form, rows, "rows")
+        read = prepare_task.parse_objects(model.config, model.form, found, "rows")
         return list(predict_rows.answer(model, read, batch_size))
 
     @check_arguments

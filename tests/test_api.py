@@ -140,6 +140,12 @@ def test_answers_are_those_of_the_command(finetuned, tmp_path, capsys):
     model = bertjax.load(finetuned)
     assert model.predict(rows) == said and len(said) == 3
     assert model.predict(lines) == said
+    assert model.predict(line for line in lines) == said
+    assert model.predict(np.array(lines)) == said
+    with pytest.raises(UserError, match="rows must be a list"):
+        model.predict(None)
+    with pytest.raises(UserError, match=r"^rows: .*int64 is not JSON"):
+        model.predict([{**rows[0], "more": np.int64(3)}])
     assert {answer["label"] for answer in said} <= {"short", "long"}
     with pytest.raises(UserError, match=r"rows:1.*line"):
         model.predict([{"text": "no such column"}])
