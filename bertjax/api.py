@@ -16,7 +16,7 @@ import numpy as np
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError, registry
-from bertjax.assembly import models
+from bertjax.assembly import models, resolve
 from bertjax.assembly.command_line import settle_config
 from bertjax.assembly.models import LoadedModel
 from bertjax.assembly.save_model import save_model
@@ -172,8 +172,8 @@ class Model(LoadedModel):
         several = check_texts([texts] if isinstance(texts, str) else texts)
         params, cfg = self._masked_lm
         rows = [fill_blanks.encode(self.tokenizer, t, cfg.max_length) for t in several]
-        top_k = min(top_k, self.tokenizer.vocab_size)
-        fill = self._once(fill_blanks.make_filler, cfg, params, self.tokenizer, top_k)
+        how = min(top_k, self.tokenizer.vocab_size), resolve.reads_before(self.config)
+        fill = self._once(fill_blanks.make_filler, cfg, params, self.tokenizer, *how)
         found = []
         for ids in rows:
             masks = fill(ids)
@@ -247,7 +247,8 @@ class Model(LoadedModel):
     def logits(self, texts: Sequence[str], batch_size: int = 8) -> list[np.ndarray]:
         """Return the masked LM's logits of each text, f32 [length, V] each.
 
-        A text may hold blanks. Those of a causal model are of the next token each.
+        A text may hold blanks. Those of a causal model, and of masked next-token
+        prediction, are of the next token each.
         Raises UserError for a model without that head.
         """
         cfg = self._language_model[1]
