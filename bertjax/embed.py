@@ -14,7 +14,6 @@ files, which are cut into passages of --words.
 """
 
 import functools
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from bertjax.assembly import command_line
 from bertjax.assembly.resolve import encoder_config
 from bertjax.config import cli
 from bertjax.config.flag_help import Flag, shared
-from bertjax.data.corpus import files
 from bertjax.inference import embed_index
 from bertjax.inference.embed_file import embed_file
 from bertjax.inference.embed_texts import Embedder, narrow, open_embedder
@@ -72,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
     ending = ".npz" if args.out.lower().endswith(".npz") else ".npy"
     out = atomic.check_out(args.out, "--out", ending, ("--text", args.text))
     in_blocks = ending == ".npy" and is_file(args.text)
-    lines = [] if in_blocks else read_lines(args.text)
+    lines = [] if in_blocks else tables.read_lines(args.text, "--text")
     options = args.weights, args.pooling, args.normalize, args.max_length
     model = open_embedder(args.model, "--model", args.dtype, *options)
     how = model.how
@@ -155,32 +153,6 @@ def write_lines(
 def is_file(path: str) -> bool:
     """True for a file on a disk, which can be read twice."""
     return path != "-" and Path(path).expanduser().is_file()
-
-
-def read_lines(path: str) -> list[str]:
-    """Return the lines of a file, or of standard input (-), without their ends.
-
-    A file may be packed (.gz, .zst), or a pipe, which is read until its writer ends.
-    UserError names a bad line.
-    """
-    file = Path(path).expanduser()
-    if file.is_socket() or file.is_char_device() or file.is_block_device():
-        raise UserError(f"--text={path}: neither a file nor a pipe")
-    try:
-        if path == "-":
-            content = sys.stdin.buffer.read()
-        elif file.is_file() and path.lower().endswith((".gz", ".zst")):
-            content = b"".join(files.unpacked(str(file)))
-        else:
-            content = file.read_bytes()
-    except OSError as e:
-        raise UserError(f"--text={path} cannot be read: {e.strerror}") from e
-    lines = tables.decode(content, f"--text={path}").split("\n")
-    if not lines[-1]:
-        lines.pop()  # what ends with a newline ends there
-    if not lines:
-        raise UserError(f"--text={path} is empty")
-    return [line.removesuffix("\r") for line in lines]
 
 
 def write(out: Path, vectors: np.ndarray) -> None:

@@ -20,7 +20,6 @@ of the passages that --retriever finds; with --json each has `passages` too.
 """
 
 import json
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +29,6 @@ from bertjax import UserError, counted
 from bertjax.assembly import command_line, models
 from bertjax.config import cli
 from bertjax.config.flag_help import Flag, shared
-from bertjax.data.corpus import files
 from bertjax.data.corpus.line_repair import check_utf8, load_json
 from bertjax.generation.options import Options, check_options
 from bertjax.inference.open_book import answer_from_index
@@ -157,19 +155,9 @@ def read_prompts(path: str) -> list[Any]:
     Raises UserError that names a line that is no such object, or not UTF-8.
     """
     name = "standard input" if path == "-" else path
-    if path == "-":
-        content = sys.stdin.buffer.read()
-    elif Path(path).expanduser().is_dir():
-        raise UserError(f"--input={path} is a directory: name a file in it")
-    else:
-        content = b"".join(files.unpacked(str(Path(path).expanduser())))
-    text = tables.decode(content, name)
-    lines = [line.removesuffix("\r") for line in text.split("\n")]
-    if not lines[-1]:
-        lines.pop()  # what ends with a newline ends there
-    if not lines:
-        raise UserError(f"--input={path} is empty")
-    if not text.lstrip().startswith("{"):
+    lines = tables.read_lines(path, "--input")
+    first = next(filter(str.strip, lines), "")
+    if not first.lstrip().startswith("{"):
         return lines
     prompts = []
     for number, line in enumerate(lines, 1):

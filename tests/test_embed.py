@@ -18,6 +18,7 @@ from bertjax.interop import sentence_transformers
 from bertjax.interop.sentence_transformers import Sentences
 from bertjax.models import encoder
 from bertjax.models.config import EncoderConfig
+from bertjax.tasks import tables
 
 LINES = [
     "the cat sat .",
@@ -362,5 +363,5 @@ def test_a_pipe_is_read_to_its_end():
     reader, writer = os.pipe()
     os.write(writer, b"one\ntwo\n")
     os.close(writer)
-    assert embed.read_lines(f"/dev/fd/{reader}") == ["one", "two"]
+    assert tables.read_lines(f"/dev/fd/{reader}", "--text") == ["one", "two"]
     os.close(reader)

@@ -2,6 +2,8 @@
 """Texts by the command and in Python: the same, and what neither takes."""
 
 import json
+import os
+import threading
 
 import pytest
 
@@ -67,6 +69,17 @@ def test_what_is_not_utf8_is_refused(trained, tmp_path):
         bad.write_text(line + "\n")
         with pytest.raises(UserError, match=r"bad\.jsonl:1: is not UTF-8"):
             generate.main([f"--model={trained}", f"--input={bad}"])
+
+
+def test_prompts_of_a_pipe(tmp_path):
+    fifo = tmp_path / "pipe"
+    os.mkfifo(fifo)
+    writer = threading.Thread(target=fifo.write_text, args=("A word\r\n\nB\n",))
+    writer.start()
+    assert generate.read_prompts(str(fifo)) == ["A word", "", "B"]
+    writer.join()
+    with pytest.raises(UserError, match=f"^--input={tmp_path} cannot be read: Is a"):
+        generate.read_prompts(str(tmp_path))
 
 
 def test_prompts_are_not_replaced(trained, tmp_path):
