@@ -16,10 +16,11 @@ import numpy as np
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError, registry
-from bertjax.assembly import models
+from bertjax.assembly import models, resolve
 from bertjax.assembly.command_line import settle_config
 from bertjax.assembly.models import LoadedModel
 from bertjax.assembly.save_model import save_model
+from bertjax.data.corpus.line_repair import check_utf8
 from bertjax.data.progress import Progress
 from bertjax.generation import open_writer
 from bertjax.generation.options import Options
@@ -65,8 +66,7 @@ def check_texts(texts: Any) -> list[str]:
     for text in (found := list(texts)):
         if not isinstance(text, str):
             raise UserError(f"texts: {text!r:.60} must be a string")
-        if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
-            raise UserError(f"texts: {text!r:.60} has a lone surrogate")
+        check_utf8(text)
     return found
 
 
@@ -172,8 +172,8 @@ class Model(LoadedModel):
         several = check_texts([texts] if isinstance(texts, str) else texts)
         params, cfg = self._masked_lm
         rows = [fill_blanks.encode(self.tokenizer, t, cfg.max_length) for t in several]
-        top_k = min(top_k, self.tokenizer.vocab_size)
-        fill = self._once(fill_blanks.make_filler, cfg, params, self.tokenizer, top_k)
+        how = min(top_k, self.tokenizer.vocab_size), resolve.reads_before(self.config)
+        fill = self._once(fill_blanks.make_filler, cfg, params, self.tokenizer, *how)
         found = []
         for ids in rows:
             masks = fill(ids)
@@ -247,7 +247,8 @@ class Model(LoadedModel):
     def logits(self, texts: Sequence[str], batch_size: int = 8) -> list[np.ndarray]:
         """Return the masked LM's logits of each text, f32 [length, V] each.
 
-        A text may hold blanks. Those of a causal model are of the next token each.
+        A text may hold blanks. Those of a causal model, and of masked next-token
+        prediction, are of the next token each.
         Raises UserError for a model without that head.
         """
         cfg = self._language_model[1]
@@ -330,13 +331,13 @@ class Model(LoadedModel):
         UserError for a model that was not finetuned, and for rows that lack a column.
         """
         model = self._finetuned
-        if isinstance(rows, str | Mapping) or not all(
-            isinstance(row, str | Mapping) for row in rows
-        ):
+        several = isinstance(rows, Iterable) and not isinstance(rows, str | Mapping)
+        found = list(rows) if several else []
+        if not several or not all(isinstance(row, str | Mapping) for row in found):
             raise UserError("rows must be a list: an object by column, or a text, each")
-        if not rows:
+        if not found:
             return []
-        read = prepare_task.parse_objects(model.config, model.form, rows, "rows")
+        read = prepare_task.parse_objects(model.config, model.form, found, "rows")
         return list(predict_rows.answer(model, read, batch_size))
 
     @check_arguments

@@ -14,7 +14,6 @@ files, which are cut into passages of --words.
 """
 
 import functools
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,9 @@ import numpy as np
 
 from bertjax import UserError, counted
 from bertjax.assembly import command_line
+from bertjax.assembly.resolve import encoder_config
 from bertjax.config import cli
 from bertjax.config.flag_help import Flag, shared
-from bertjax.data.corpus import files
 from bertjax.inference import embed_index
 from bertjax.inference.embed_file import embed_file
 from bertjax.inference.embed_texts import Embedder, narrow, open_embedder
@@ -34,12 +33,18 @@ from bertjax.storage import atomic
 from bertjax.tasks import tables
 from bertjax.tasks.search import MultiVectors, Sparse
 
+WORDS = 100  # of a passage
+
 FLAGS = {
     **shared("model"),
     "text": Flag("a sentence a line; - is standard input"),
     "out": Flag("the .npy to write, a row a line; of splade and colbert a .npz"),
     "index": Flag("the directory to make, of passages and their vectors"),
-    "words": Flag("index: of a passage that is cut out of a text file", 100, least=1),
+    "words": Flag(
+        f"index: of a passage that is cut out of a text file; unless given {WORDS}",
+        kind=int,
+        least=1,
+    ),
     "pooling": Flag("mean, cls or last, unless given what the model was made for"),
     "normalize": Flag("make each vector of length 1", kind=bool),
     "width": Flag("keep the first numbers of each vector", kind=int, least=1),
@@ -60,10 +65,12 @@ def main(argv: Sequence[str]) -> int:
         raise UserError(f"{either} are needed: see --help")
     if args.index:
         return make_index(args)
+    if args.words is not None:
+        raise UserError("--words is of --index=DIR, which is not given")
     ending = ".npz" if args.out.lower().endswith(".npz") else ".npy"
-    out = atomic.check_out(args.out, "--out", ending)
+    out = atomic.check_out(args.out, "--out", ending, ("--text", args.text))
     in_blocks = ending == ".npy" and is_file(args.text)
-    lines = [] if in_blocks else read_lines(args.text)
+    lines = [] if in_blocks else tables.read_lines(args.text, "--text")
     options = args.weights, args.pooling, args.normalize, args.max_length
     model = open_embedder(args.model, "--model", args.dtype, *options)
     how = model.how
@@ -74,6 +81,11 @@ def main(argv: Sequence[str]) -> int:
         )
     if args.width and how.kind != "dense":
         raise UserError(f"--width: vectors of this model are {how.kind}")
+    numbers = encoder_config(model.config, model.tokenizer.vocab_size).hidden_size
+    if args.width and args.width > numbers:
+        raise UserError(
+            f"--width={args.width}: the model's vectors have {numbers} numbers"
+        )
     if in_blocks:
         path = str(Path(args.text).expanduser())
         try:
@@ -100,7 +112,7 @@ def make_index(args: Any) -> int:
                 "made for"
             )
     folder, more = Path(args.index).expanduser(), (args.dtype, args.weights)
-    todo = args.model, folder, args.text, args.words, args.batch_size
+    todo = args.model, folder, args.text, args.words or WORDS, args.batch_size
     embed_index.make_index(*todo, cli.say, *more)
     return 0
 
@@ -141,32 +153,6 @@ def write_lines(
 def is_file(path: str) -> bool:
     """True for a file on a disk, which can be read twice."""
     return path != "-" and Path(path).expanduser().is_file()
-
-
-def read_lines(path: str) -> list[str]:
-    """Return the lines of a file, or of standard input (-), without their ends.
-
-    A file may be packed (.gz, .zst), or a pipe, which is read until its writer ends.
-    UserError names a bad line.
-    """
-    file = Path(path).expanduser()
-    if file.is_socket() or file.is_char_device() or file.is_block_device():
-        raise UserError(f"--text={path}: neither a file nor a pipe")
-    try:
-        if path == "-":
-            content = sys.stdin.buffer.read()
-        elif file.is_file() and path.lower().endswith((".gz", ".zst")):
-            content = b"".join(files.unpacked(str(file)))
-        else:
-            content = file.read_bytes()
-    except OSError as e:
-        raise UserError(f"--text={path} cannot be read: {e.strerror}") from e
-    lines = tables.decode(content, f"--text={path}").split("\n")
-    if not lines[-1]:
-        lines.pop()  # what ends with a newline ends there
-    if not lines:
-        raise UserError(f"--text={path} is empty")
-    return [line.removesuffix("\r") for line in lines]
 
 
 def write(out: Path, vectors: np.ndarray) -> None:

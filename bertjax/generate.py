@@ -20,7 +20,6 @@ of the passages that --retriever finds; with --json each has `passages` too.
 """
 
 import json
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +29,7 @@ from bertjax import UserError, counted
 from bertjax.assembly import command_line, models
 from bertjax.config import cli
 from bertjax.config.flag_help import Flag, shared
-from bertjax.data.corpus import files
+from bertjax.data.corpus.line_repair import check_utf8, load_json
 from bertjax.generation.options import Options, check_options
 from bertjax.inference.open_book import answer_from_index
 from bertjax.measuring.results import peak_rss_mb
@@ -79,7 +78,11 @@ def main(argv: Sequence[str]) -> int:
     if bool(args.words) == bool(args.input):
         both = "give one of them" if args.input else 'such as "The history of"'
         raise UserError(f"prompts on the command line, or --input=FILE: {both}")
-    out = None if args.out == "-" else atomic.check_out(args.out, "--out")
+    out = None
+    if args.out != "-":
+        out = atomic.check_out(args.out, "--out", source=("--input", args.input))
+    for prompt in args.words:
+        check_utf8(prompt)
     wanted = Options(**{name: getattr(args, name) for name in Options._fields})
     wanted = wanted._replace(stop=args.stop or None)
     check_options(wanted)
@@ -149,32 +152,20 @@ def read_prompts(path: str) -> list[Any]:
     """Return the prompts of a file, or of standard input (-), in order: texts, or of
     JSON lines objects of texts too.
 
-    Raises UserError that names a line that is no such object.
+    Raises UserError that names a line that is no such object, or not UTF-8.
     """
     name = "standard input" if path == "-" else path
-    if path == "-":
-        content = sys.stdin.buffer.read()
-    elif Path(path).expanduser().is_dir():
-        raise UserError(f"--input={path} is a directory: name a file in it")
-    else:
-        content = b"".join(files.unpacked(str(Path(path).expanduser())))
-    text = tables.decode(content, name)
-    lines = [line.removesuffix("\r") for line in text.split("\n")]
-    if not lines[-1]:
-        lines.pop()  # what ends with a newline ends there
-    if not lines:
-        raise UserError(f"--input={path} is empty")
-    if not text.lstrip().startswith("{"):
+    lines = tables.read_lines(path, "--input")
+    first = next(filter(str.strip, lines), "")
+    if not first.lstrip().startswith("{"):
         return lines
     prompts = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        try:
-            read = json.loads(line)
-            prompt = read if "turns" in read else read["prompt"]
-        except (ValueError, TypeError, KeyError):
-            prompt = None
+        read = load_json(line, f"{name}:{number}")
+        read = read if isinstance(read, dict) else {}
+        prompt = read if "turns" in read else read.get("prompt")
         if isinstance(prompt, dict) and "turns" in prompt:
             prompts.append(prompt)  # whose turns are looked at where they are read
             continue

@@ -71,10 +71,9 @@ def main(argv: Sequence[str]) -> int:
     args = command_line.parse(argv, FLAGS, __doc__, needs_config=False)
     if not args.model or not args.input:
         raise UserError("--model and --input are needed: see --help")
-    out = None if args.out == "-" else atomic.check_out(args.out, "--out")
-    given = Path(args.input).expanduser()
-    if out and out.exists() and given.exists() and out.samefile(given):
-        raise UserError(f"--out={args.out} is --input, which it would replace")
+    out = None
+    if args.out != "-":
+        out = atomic.check_out(args.out, "--out", source=("--input", args.input))
     where = models.at_step(args.model, args.step)
     if args.index:
         write(out, answers_from_index(args, where), args.out)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bertjax import UserError, evaluate, registry, train
-from bertjax.assembly import command_line, validate
+from bertjax.assembly import command_line, resolve, validate
 from bertjax.checkpoints import manifest
 from bertjax.config import cli
 from bertjax.config.arguments import part_arguments
@@ -91,7 +91,7 @@ def main(argv: Sequence[str]) -> int:
 
 def check_scored(config: Any, scorer: str | None) -> None:
     """Refuse what the rules could not score after its run. Raises UserError."""
-    learnt = sequence_scorers.objectives_of(config)
+    learnt = resolve.learnt_objectives(config)
     is_decoder = bool(in_effect(config.model.to_dict()).get("is_decoder"))
     able = sequence_scorers.find_scorers(is_decoder, learnt)
     if not sequence_scorers.fills_masks(able):

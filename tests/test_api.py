@@ -92,6 +92,20 @@ def test_logits_are_what_blanks_are_guessed_by(trained):
     assert share == pytest.approx(best["probability"], rel=1e-4)
 
 
+def test_blanks_are_guessed_where_the_model_learnt_to(trained):
+    """Masked next-token prediction is read one place to the left, as generate does."""
+    model = bertjax.load(trained)
+    model.config.objective = "mntp"
+    (logits,) = model.logits([BLANK])
+    ids = [model.tokenizer.cls_id, *model.tokenizer.encode_with_masks(BLANK)]
+    at = ids.index(model.tokenizer.mask_id) - 1
+    likely = np.exp(logits[at] - logits[at].max())
+    ((best, *_),) = model.fill_mask(BLANK)
+    share = likely[best["id"]] / likely.sum()
+    assert share == pytest.approx(best["probability"], rel=1e-4)
+    assert model.generate([BLANK])[0][0]["ids"][at] == best["id"]
+
+
 def test_scores_are_those_of_evaluate(trained, tmp_path, capsys):
     lines = tmp_path / "lines.txt"
     lines.write_text("\n".join(TEXTS) + "\n")
@@ -140,6 +154,12 @@ def test_answers_are_those_of_the_command(finetuned, tmp_path, capsys):
     model = bertjax.load(finetuned)
     assert model.predict(rows) == said and len(said) == 3
     assert model.predict(lines) == said
+    assert model.predict(line for line in lines) == said
+    assert model.predict(np.array(lines)) == said
+    with pytest.raises(UserError, match="rows must be a list"):
+        model.predict(None)
+    with pytest.raises(UserError, match=r"^rows: .*int64 is not JSON"):
+        model.predict([{**rows[0], "more": np.int64(3)}])
     assert {answer["label"] for answer in said} <= {"short", "long"}
     with pytest.raises(UserError, match=r"rows:1.*line"):
         model.predict([{"text": "no such column"}])

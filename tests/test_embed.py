@@ -18,6 +18,7 @@ from bertjax.interop import sentence_transformers
 from bertjax.interop.sentence_transformers import Sentences
 from bertjax.models import encoder
 from bertjax.models.config import EncoderConfig
+from bertjax.tasks import tables
 
 LINES = [
     "the cat sat .",
@@ -136,6 +137,10 @@ def test_options(trained, text, tmp_path):
     np.testing.assert_allclose(unit, mean / sizes, atol=1e-6)
     first = run(trained, text, tmp_path / "a.npy", "--pooling=cls")
     assert np.abs(first - mean).max() > 1e-2
+    with pytest.raises(UserError, match="--width=33: the model's vectors have 32 num"):
+        run(trained, text, tmp_path / "b.npy", "--width=33")
+    with pytest.raises(UserError, match="--words is of --index=DIR"):
+        run(trained, text, tmp_path / "b.npy", "--words=5")
     rough = run(trained, text, tmp_path / "a.npy", "--dtype=bfloat16")
     assert rough.dtype == np.float32
     np.testing.assert_allclose(rough, mean, atol=0.1)
@@ -358,5 +363,5 @@ def test_a_pipe_is_read_to_its_end():
     reader, writer = os.pipe()
     os.write(writer, b"one\ntwo\n")
     os.close(writer)
-    assert embed.read_lines(f"/dev/fd/{reader}") == ["one", "two"]
+    assert tables.read_lines(f"/dev/fd/{reader}", "--text") == ["one", "two"]
     os.close(reader)

@@ -2,6 +2,8 @@
 """Texts by the command and in Python: the same, and what neither takes."""
 
 import json
+import os
+import threading
 
 import pytest
 
@@ -36,6 +38,8 @@ def test_the_command_and_python_write_the_same(trained, tmp_path, capsys):
         ({"num_beams": 0}, r"^num_beams=0 must"),
         ({"temperature": "hot"}, r"^temperature='hot' must"),
         ({"stop": ["."]}, r"^stop has no use with how=unmask"),
+        ({"stop": [5]}, r"^stop=\[5\] must be strings"),
+        ({"prefix": 5}, r"^prefix=5 must be a string"),
     ],
 )
 def test_what_is_refused(trained, options, words):
@@ -50,3 +54,38 @@ def test_blanks_of_other_models_and_bad_lines(trained, tmp_path):
     bad.write_text('{"prompt": "a"}\n{"text": "b"}\n')
     with pytest.raises(UserError, match=r"bad\.jsonl:2 is no JSON object"):
         generate.main([f"--model={trained}", f"--input={bad}"])
+    bad.write_text('{"prompt": "a"}\n"turns"\n')  # no object, though "turns" is in it
+    with pytest.raises(UserError, match=r"bad\.jsonl:2 is no JSON object"):
+        generate.main([f"--model={trained}", f"--input={bad}"])
+
+
+def test_what_is_not_utf8_is_refused(trained, tmp_path):
+    """What Python makes of a command line that is not, and escapes of JSON."""
+    for given in (["caf\udce9"], ["a", "--prefix=\udce9"], ["a", "--stop=\udce9"]):
+        with pytest.raises(UserError, match=r"udce9' is not UTF-8"):
+            generate.main([f"--model={trained}", *given])
+    bad = tmp_path / "bad.jsonl"
+    for line in ('{"prompt": "a \\ud800"}', '{"turns": [{"text": "\\ud800"}]}'):
+        bad.write_text(line + "\n")
+        with pytest.raises(UserError, match=r"bad\.jsonl:1: is not UTF-8"):
+            generate.main([f"--model={trained}", f"--input={bad}"])
+
+
+def test_prompts_of_a_pipe(tmp_path):
+    fifo = tmp_path / "pipe"
+    os.mkfifo(fifo)
+    writer = threading.Thread(target=fifo.write_text, args=("A word\r\n\nB\n",))
+    writer.start()
+    assert generate.read_prompts(str(fifo)) == ["A word", "", "B"]
+    writer.join()
+    with pytest.raises(UserError, match=f"^--input={tmp_path} cannot be read: Is a"):
+        generate.read_prompts(str(tmp_path))
+
+
+def test_prompts_are_not_replaced(trained, tmp_path):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("A word\n")
+    given = [f"--model={trained}", f"--input={prompts}", f"--out={prompts}"]
+    with pytest.raises(UserError, match="is --input, which it would replace"):
+        generate.main(given)
+    assert prompts.read_text() == "A word\n"

@@ -197,6 +197,16 @@ def test_an_index_of_another_model(reader, folder, trained, tmp_path):
     assert predict.main([f"--model={reader}", *found]) == 0  # its own, made anew
 
 
+def test_a_retriever_finds_what_the_reader_compares(reader, folder, trained, tmp_path):
+    """Passages are scored by the reader's own vectors, whoever finds them."""
+    assert len(answers(reader, "one", folder, f"--retriever={trained}")) == len(VALUES)
+    early, other = reader / "checkpoints" / "30", tmp_path / "other"
+    text = f"--text={folder}/one.jsonl"
+    assert embed.main([f"--model={early}", text, f"--index={other}"]) == 0
+    with pytest.raises(UserError, match=rf"another model than --model={reader}: "):
+        answers(reader, other, folder, f"--retriever={early}")
+
+
 def test_a_run_begins_from_the_model_of_its_index(
     wanted, reader, folder, trained, tmp_path
 ):

@@ -2,6 +2,7 @@
 """Retrievers of each kind: trained, searched, ordered, mined, opened by others."""
 
 import json
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -32,7 +33,7 @@ def test_files_say_the_kind_and_are_read_again(kind, tmp_path):
     read = sentence_transformers.read(tmp_path, "--model=x")
     assert (read.kind, read.dot, read.longest, read.active) == (kind, True, 24, active)
     if kind == "multi_vector":
-        again = sentence_transformers.read_projection(tmp_path)
+        again = sentence_transformers.read_projection(tmp_path, "x")
         np.testing.assert_array_equal(again, draw)
         config = tmp_path / "2_MultiVectorMask/config.json"
         config.write_text(json.dumps({"skiplist_words": ["."]}))
@@ -43,6 +44,31 @@ def test_files_say_the_kind_and_are_read_again(kind, tmp_path):
         limits = tmp_path / "sentence_bert_config.json"
         limits.write_text(json.dumps({"query_length": 32}))
         assert sentence_transformers.read(tmp_path, "--model=x").kind == "dense"
+
+
+def test_a_projection_is_converted_with_its_model(trained, tmp_path, capsys):
+    hf, lines, out = tmp_path / "hf", tmp_path / "lines.txt", tmp_path / "v.npz"
+    lines.write_text("what is a list ?\nthe value\n")
+    convert.main([f"--from={trained}", f"--to={hf}", "--format=hf"])
+    draw = np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)
+    made = Sentences(kind="multi_vector", dot=True, normalize=True)
+    sentence_transformers.write(hf, made, 32, 24, draw)
+
+    def vectors(model):
+        embed.main([f"--model={model}", f"--text={lines}", f"--out={out}"])
+        return np.load(out)["tokens"]
+
+    wanted = vectors(hf)
+    for name, form in (("ours", "bertjax"), ("theirs", "hf")):
+        convert.main([f"--from={hf}", f"--to={tmp_path / name}", f"--format={form}"])
+        np.testing.assert_allclose(vectors(tmp_path / name), wanted, atol=1e-6)
+    (file,) = hf.glob("1_Dense/*.safetensors")
+    file.write_bytes(b"abc")
+    with pytest.raises(UserError, match=r"hf: 1_Dense: model.safetensors is cut short"):
+        vectors(hf)
+    file.unlink()
+    with pytest.raises(UserError, match=r"hf: 1_Dense holds no model.safetensors"):
+        vectors(hf)
 
 
 # ---------------------------------------------------------------- hard negatives
@@ -108,6 +134,28 @@ def test_a_file_goes_on_where_it_stopped(tmp_path, monkeypatch):
     model.seen = []
     embed_file.embed_file(model, str(text), tmp_path / "w.npy", 8)
     assert model.seen == lines[::-1]
+    # One that dies while it makes its draft leaves no note of the draft before.
+    text.write_text("\n".join(lines))
+    with pytest.raises(KeyboardInterrupt):
+        embed_file.embed_file(dying, str(text), tmp_path / "x.npy", 8)
+    other.embed = lambda block, n: (np.zeros((3, 2), np.float32), 0)
+    with pytest.raises(ValueError, match="broadcast"):
+        embed_file.embed_file(other, str(text), tmp_path / "x.npy", 8)
+    embed_file.embed_file(FakeModel(), str(text), tmp_path / "x.npy", 8)
+    assert np.load(tmp_path / "x.npy")[:, 1].tolist() == [*range(10)]
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="no such call")
+def test_a_full_disk_is_an_error(tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    text = tmp_path / "lines.txt"
+    text.write_text("1\n2\n")
+    with pytest.raises(OSError, match="No space left"):
+        embed_file.embed_file(FakeModel(), str(text), tmp_path / "v.npy", 8)
+    assert [*tmp_path.iterdir()] == [text]
 
 
 LINE_BLOCKS = embed_file.line_blocks
@@ -128,8 +176,6 @@ def test_widths_are_cut_and_made_of_length_one():
     np.testing.assert_allclose(
         embed_texts.narrow(vectors, 2, True), [[0.6, 0.8], [0, 0]], rtol=1e-6
     )
-    with pytest.raises(UserError, match="--width=4: the model's vectors have 3"):
-        embed_texts.narrow(vectors, 4, True)
 
 
 # ---------------------------------------------------------------- whole runs

@@ -254,7 +254,7 @@ def read_params(checkpoint: Any, head: str = "", weights: str = "") -> Any:
     """
     part = params_part(checkpoint, weights)
     if isinstance(checkpoint, hf_read.Imported):
-        params = checkpoint.params()
+        params = checkpoint.params() | sentence_transformers.read_head(checkpoint)
     else:
         from bertjax.checkpoints.manager import restore_params
 

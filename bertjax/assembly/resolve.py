@@ -22,6 +22,7 @@ from bertjax.data.tokenizers import stream_vocab
 from bertjax.data.tokenizers.stream_vocab import read_streams
 from bertjax.models.config import EncoderConfig, read_id_streams
 from bertjax.models.families import FAMILIES, in_effect
+from bertjax.objectives import BEFORE, CAUSAL, parse
 
 SPELLED = {"num_hidden_layers", "hidden_size", "num_attention_heads"}
 
@@ -167,6 +168,22 @@ def token_ids(config: ConfigDict, tokenizer: Any = None) -> Any:
         ids, known = TokenIds.of(tokenizer), stream_vocab.streams_of(tokenizer)
         sizes |= {name: known[name].size for name in caps if name in known}
     return dataclasses.replace(ids, streams=tuple(sorted(sizes.items())))
+
+
+def learnt_objectives(config: ConfigDict) -> tuple[str, ...]:
+    """Return the objectives that a run has learnt; its last, the config's, first."""
+    phases = wanted_phases(config)
+    return (config.objective, *(p.objective for p in phases if p.objective))
+
+
+def reads_before(config: ConfigDict) -> bool:
+    """Whether a model predicts a masked token one place to the left of it: the first
+    that counts of what it has learnt to fill masks by."""
+    for objective in learnt_objectives(config):
+        names = {part.name for part in parse(objective) if part.rows != 0}
+        if names - CAUSAL:
+            return not names.isdisjoint(BEFORE)
+    return False
 
 
 def names_of(config: ConfigDict) -> list[str]:

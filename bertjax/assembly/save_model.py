@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bertjax import UserError, registry
+from bertjax.assembly import resolve
 from bertjax.assembly.models import LoadedModel
 from bertjax.config import cli, serialize
 from bertjax.data.tokenizers.export_tokenizer import write_tokenizer
@@ -84,6 +85,11 @@ def write_hf(
         # Padding for a chip's sake; what came with padding goes with it.
         params = drop_rows(params, pieces)
         cfg = dataclasses.replace(cfg, vocab_size=pieces, pieces=0)
+    if not task and resolve.reads_before(config):
+        cli.say(
+            "not written: that masked tokens are predicted from the place before them; "
+            "transformers will look where they stand"
+        )
     models = {"": (params, cfg)}
     if "generator" in params:
         from bertjax.objectives.electra import split_pair

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bertjax import UserError, objectives
-from bertjax.assembly import models
+from bertjax.assembly import models, resolve
 from bertjax.assembly.models import LoadedModel
 from bertjax.config import cli
 from bertjax.data.tokenizers.export_tokenizer import special_around
@@ -45,7 +45,7 @@ def pick_way(opened: LoadedModel, wanted: Options, where: str) -> str:
     if is_seq2seq(opened):
         why = "is an encoder-decoder, which writes from left to right"
         return options.check_how(wanted, ["left"], where, why)
-    learnt = sequence_scorers.objectives_of(opened.config)
+    learnt = resolve.learnt_objectives(opened.config)
     ways = {"lm": "left", "pll": "unmask", "mntp": "unmask"}
     found = sequence_scorers.find_scorers(opened.cfg.is_decoder, learnt)
     able = list(dict.fromkeys(ways[name] for name in found if name in ways))

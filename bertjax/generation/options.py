@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from bertjax import UserError, registry
+from bertjax.data.corpus.line_repair import check_utf8
 
 HOW = ("left", "unmask")
 EARLY_STOPPING = ("false", "true", "never")
@@ -105,8 +106,13 @@ def check_options(options: Options) -> None:
     if options.early_stopping is not None:
         known = dict.fromkeys(EARLY_STOPPING)
         registry.pick("--early_stopping", options.early_stopping, known)
-    if isinstance(options.stop, str) or any(not s for s in options.stop or ()):
-        raise UserError(f"--stop={options.stop!r} must be strings that are not empty")
+    prefix, stop = options.prefix, options.stop
+    if isinstance(stop, str) or not all(s and isinstance(s, str) for s in stop or ()):
+        raise UserError(f"--stop={stop!r} must be strings that are not empty")
+    if not isinstance(prefix, str | None):
+        raise UserError(f"--prefix={prefix!r} must be a string")
+    for text in (prefix or "", *(stop or ())):
+        check_utf8(text)
     _check_draws(options)
 
 

@@ -8,6 +8,7 @@ each block a note beside the draft says how far it is; the same command goes on 
 import dataclasses
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -93,8 +94,8 @@ def embed_file(
         block, cut = model.embed(lines, batch_size)
         block = narrow(block, width, model.how.normalize)
         if vectors is None:
-            shape = total, block.shape[1]
-            vectors = np.lib.format.open_memmap(draft, "w+", np.float32, shape)
+            note.unlink(missing_ok=True)  # of another draft, whose place this one takes
+            vectors = _make_draft(draft, (total, block.shape[1]))
         vectors[position - len(lines) : position] = block
         vectors.flush()
         empty = sum(not line.strip() for line in lines)
@@ -109,6 +110,20 @@ def embed_file(
     draft.replace(out)
     note.unlink(missing_ok=True)
     return (total, state["width"]), state["cut"], state["empty"]
+
+
+def _make_draft(draft: Path, shape: tuple[int, int]) -> np.ndarray:
+    """Make a file of vectors, with room for them all. Raises OSError on a full disk,
+    which would end the process once what is mapped is written."""
+    try:
+        vectors = np.lib.format.open_memmap(draft, "w+", np.float32, shape)
+        if hasattr(os, "posix_fallocate"):  # macOS has none
+            with draft.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, draft.stat().st_size)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
+    return vectors
 
 
 def _read_note(note: Path, what: Any) -> dict[str, Any] | None:

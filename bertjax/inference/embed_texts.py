@@ -13,7 +13,6 @@ from bertjax import UserError, registry
 from bertjax.assembly import models
 from bertjax.data.progress import Progress
 from bertjax.interop import sentence_transformers
-from bertjax.interop.hf_read import Imported
 from bertjax.tasks import search
 from bertjax.tasks.task_type import POOLINGS
 
@@ -81,16 +80,9 @@ class Embedder(NamedTuple):
 
 
 def narrow(vectors: np.ndarray, width: int | None, normalize: bool) -> np.ndarray:
-    """Take the first numbers of each vector, again of length 1 where they were so.
-
-    Raises UserError where the vectors have fewer.
-    """
+    """Take the first numbers of each vector, again of length 1 where they were so."""
     if width is None:
         return vectors
-    if width > vectors.shape[1]:
-        raise UserError(
-            f"--width={width}: the model's vectors have {vectors.shape[1]} numbers"
-        )
     part = np.ascontiguousarray(vectors[:, :width])
     return normalized(part) if normalize else part
 
@@ -125,11 +117,7 @@ def make_embedder(
         params = model.read_params("mlm", weights)
         encode = _make_encode(params, model.cfg, "term_weights", how.active or ACTIVE)
     elif how.kind == "multi_vector":
-        params = dict(model.read_params(weights=weights))
-        if isinstance(model.checkpoint, Imported):
-            directory = model.checkpoint.directory
-            kernel = sentence_transformers.read_projection(directory)
-            params["colbert"] = {"kernel": kernel}
+        params = model.read_params(weights=weights)
         encode = _make_encode(params, model.cfg, "token_vectors")
     else:
         params = model.read_params(weights=weights)

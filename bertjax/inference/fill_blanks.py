@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 
 from bertjax import UserError
+from bertjax.assembly import resolve
 from bertjax.assembly.models import LoadedModel, check_masked_lm
 from bertjax.data import rendering
+from bertjax.data.corpus.line_repair import check_utf8
 
 __all__ = ["add_sequences", "encode", "fill_texts", "make_filler", "masked_lm"]
 
@@ -35,10 +37,7 @@ def add_sequences(
 
 def encode(tokenizer: Any, text: str, longest: int) -> list[int]:
     """Return [CLS] text [SEP] as ids. UserError without a blank or when too long."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as e:
-        raise UserError(f"{text[:60]!r} is not UTF-8") from e
+    check_utf8(text)
     ids = tokenizer.encode_with_masks(text)
     if tokenizer.mask_id not in ids:
         raise UserError(f"no {tokenizer.mask_token} in {text[:80]!r}: nothing to fill")
@@ -66,12 +65,15 @@ def masked_lm(params: Any, cfg: Any) -> tuple[Any, Any]:
     return own, encoder.without_pooler(cfg)
 
 
-def make_filler(cfg: Any, params: Any, tokenizer: Any, top_k: int) -> Filler:
+def make_filler(
+    cfg: Any, params: Any, tokenizer: Any, top_k: int, before: bool = False
+) -> Filler:
     """Make fill(ids) -> for each blank its top_k {"token", "id", "probability"}, best
     first.
 
-    The head is computed at the blanks alone. Rows of the embedding beyond the
-    vocabulary (padding) have probabilities, but are no guesses.
+    The head is computed at the blanks alone, or one place to the left of each
+    (`before`: resolve.reads_before). Rows of the embedding beyond the vocabulary
+    (padding) have probabilities, but are no guesses.
     """
     import jax
 
@@ -96,7 +98,8 @@ def make_filler(cfg: Any, params: Any, tokenizer: Any, top_k: int) -> Filler:
         guesses = []
         for begin in range(0, len(blanks), BLANKS):
             some = blanks[begin : begin + BLANKS]
-            at = np.array([some + [0] * (BLANKS - len(some))], np.int32)
+            at = np.zeros((1, BLANKS), np.int32)
+            at[0, : len(some)] = np.array(some) - int(before)
             values, tokens = jax.device_get(run(params, {**batch, "mlm_positions": at}))
             guesses += [
                 [guess(*pair) for pair in zip(*best, strict=True)]
@@ -119,7 +122,8 @@ def fill_texts(
     tokenizer, cfg = model.tokenizer, model.cfg
     rows = [encode(tokenizer, text, cfg.max_length) for text in texts]
     params, cfg = masked_lm(model.read_params("mlm", weights), cfg)
-    fill = make_filler(cfg, params, tokenizer, min(top_k, tokenizer.vocab_size))
+    most, before = min(top_k, tokenizer.vocab_size), resolve.reads_before(model.config)
+    fill = make_filler(cfg, params, tokenizer, most, before)
     for ids in rows:
         masks = fill(ids)
         add_sequences(tokenizer, ids, masks)

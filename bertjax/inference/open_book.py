@@ -11,7 +11,7 @@ from typing import Any
 from bertjax import UserError
 from bertjax.assembly import models
 from bertjax.config import cli
-from bertjax.inference import embed_index
+from bertjax.inference import embed_index, embed_texts
 from bertjax.inference.predict_rows import answer, open_finetuned
 from bertjax.tasks import prepare_task, tables
 from bertjax.tasks.passage_index import PassageIndex
@@ -70,6 +70,10 @@ def answer_from_index(
     config = model.config
     # One that writes is given what was found, though its steps found it themselves.
     config.task.index = args.index if trains and not kind.generates else ""
+    if config.task.index and args.retriever:
+        # Its own vectors of questions are compared with the index, whoever searches.
+        known = embed_texts.digest_of(model.params), opened.meta.get("index_model", "")
+        index.check_model([*filter(None, known)], f"--model={where}", cli.say)
     prepare_task.settle(config)
     for name in ("num_beams", "length_penalty"):
         if getattr(args, name, None) is not None:

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from bertjax import UserError
 from bertjax.interop import hf_read, read_tensors
+from bertjax.interop.read_tensors import DTYPES
 
 MODULES, LIMITS = "modules.json", "sentence_bert_config.json"
 OLD_LIMITS = tuple(
@@ -180,16 +181,27 @@ def _options(directory: Path, paths: list[str], where: str) -> dict[str, Any]:
     return read_tensors.read_json(directory / folder / "config.json", where)
 
 
-def projection_path(directory: Path) -> Path:
-    """Return the file of a multi_vector directory's projection."""
+def read_projection(directory: Path, where: str) -> np.ndarray:
+    """Read the projection of a multi_vector directory: f32 [D, E].
+
+    where: begins messages. Raises UserError where its file is not there or damaged.
+    """
     steps = json.loads((directory / MODULES).read_text("utf-8"))
-    return directory / os.path.basename(steps[1]["path"]) / read_tensors.SINGLE
+    folder = os.path.basename(steps[1]["path"])
+    where = f"{where}: {folder}"
+    file = read_tensors.inside(directory / folder, read_tensors.SINGLE, where)
+    weight = read_tensors.open_safetensors(file, where).get("linear.weight")
+    if weight is None or len(weight.shape) != 2 or weight.dtype not in DTYPES:
+        raise UserError(f"{where}: {file.name} has no matrix linear.weight of floats")
+    return np.ascontiguousarray(weight.rows(0, weight.shape[0]).T)
 
 
-def read_projection(directory: Path) -> np.ndarray:
-    """Read the projection of a multi_vector directory: f32 [D, E]."""
-    weight = load_file(projection_path(directory))["linear.weight"]
-    return np.ascontiguousarray(weight.T, np.float32)
+def read_head(source: hf_read.Imported) -> dict[str, Any]:
+    """Return what vectors of sentences need beside the model's own parameters: of kind
+    multi_vector the projection, of others nothing. Raises UserError."""
+    if read(source.directory, source.where).kind != "multi_vector":
+        return {}
+    return {"colbert": {"kernel": read_projection(source.directory, source.where)}}
 
 
 def write(

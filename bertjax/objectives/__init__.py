@@ -24,6 +24,8 @@ SUPPORT = (
 
 # Parts of objectives that teach the head over the vocabulary the next token alone.
 CAUSAL = frozenset({"clm", "prefix", "cuglm"})
+# Those that teach masked tokens from the place before them.
+BEFORE = frozenset({"mntp"})
 
 
 class Part(NamedTuple):

@@ -26,11 +26,12 @@ def fill_blanks(runs: Sequence[Run], texts: Sequence[str], log: Log) -> list[Any
     for texts that have a blank for none.
     """
     rows: dict[tuple[str, str], list[Any]] = {}
-    for run, step, cfg, params, tokenizer, ids in open_checkpoints(
+    for run, step, opened, ids in open_checkpoints(
         runs, texts, manifest.steps, filling.encode, log
     ):
+        cfg, params, tokenizer, before = opened
         top = min(TOP, tokenizer.vocab_size)
-        fill = filling.make_filler(cfg, params, tokenizer, top)
+        fill = filling.make_filler(cfg, params, tokenizer, top, before)
         for text, one in ids.items():
             rows.setdefault((run.name, text), []).append((step, fill(one)))
     return [{"run": run, "text": t, "rows": some} for (run, t), some in rows.items()]
@@ -50,10 +51,12 @@ def view_sentences(
         return [] if step is None else [step]
 
     views = []
-    for run, step, cfg, params, tokenizer, ids in open_checkpoints(
+    for run, step, opened, ids in open_checkpoints(
         runs, sentences, newest, encode, log
     ):
-        view = make_viewer(cfg, params, tokenizer, min(LONGEST, cfg.max_length))
+        cfg, params, tokenizer, before = opened
+        longest = min(LONGEST, cfg.max_length)
+        view = make_viewer(cfg, params, tokenizer, longest, before)
         for text, one in ids.items():
             views.append({"run": run.name, "step": step, "text": text, **view(one)})
     return views
@@ -65,8 +68,9 @@ def open_checkpoints(
     find_steps: Callable[[Any], Sequence[int]],
     encode: Callable[..., list[int]],
     log: Log,
-) -> Iterator[tuple[Run, int, Any, Any, Any, dict[str, list[int]]]]:
-    """Yield (run, step, cfg, params, tokenizer, ids of each text that it can read).
+) -> Iterator[tuple[Run, int, tuple[Any, ...], dict[str, list[int]]]]:
+    """Yield (run, step, (cfg, params, tokenizer, resolve.reads_before), ids of each
+    text that it can read).
 
     Of the checkpoints at find_steps(workdir) those that fill blanks and read a text.
     encode(tokenizer, text, longest=N) raises UserError for a text that it cannot read;
@@ -100,7 +104,8 @@ def open_checkpoints(
             except UserError:  # nor have the other checkpoints of this run a head
                 headless.append(run.name)
                 break
-            yield run, step, cfg, params, tokenizer, ids
+            before = resolve.reads_before(config)
+            yield run, step, (cfg, params, tokenizer, before), ids
         if ids is None:
             log(f"{run.name}: no checkpoint that fills blanks")
     if headless:  # such as finetuned ones
@@ -135,13 +140,16 @@ def encode(tokenizer: Any, text: str, longest: int) -> list[int]:
     return [tokenizer.cls_id, *ids, tokenizer.sep_id]
 
 
-def make_viewer(cfg: Any, params: Any, tokenizer: Any, length: int) -> Any:
+def make_viewer(
+    cfg: Any, params: Any, tokenizer: Any, length: int, before: bool = False
+) -> Any:
     """Make view(ids) -> {"tokens", "attention"} for rows of at most `length` ids.
 
     tokens: for each that is not special, masked alone, {"token", "probability" of it,
     "right": whether it is the best guess, "guesses": the best as make_filler's}.
     attention: {"layers", "heads", "tokens": pieces, "weights"}, the sentence unmasked:
-    base64 of u8 [layers, heads, n, n], 255 being all of a token's attention.
+    base64 of u8 [layers, heads, n, n], 255 being all of a token's attention. before: as
+    of make_filler.
     """
     import jax
     import jax.numpy as jnp
@@ -164,7 +172,8 @@ def make_viewer(cfg: Any, params: Any, tokenizer: Any, length: int) -> Any:
         masked = np.tile(row, (length, 1))  # row i has a blank at i
         np.fill_diagonal(masked, tokenizer.mask_id)
         batch = {"input_ids": masked, "sizes": np.full(length, n, np.int32)}
-        batch["mlm_positions"] = np.arange(length, dtype=np.int32)[:, None]
+        at = np.arange(length, dtype=np.int32)[:, None]
+        batch["mlm_positions"] = np.maximum(at - int(before), 0)
         likely = jax.nn.softmax(run(params, batch)[:, 0], axis=-1)
         guesses = jax.lax.top_k(jnp.where(beyond, -1.0, likely), top)
         likely, (values, best) = jax.device_get((likely, guesses))

@@ -11,17 +11,12 @@ from typing import Any
 import numpy as np
 
 from bertjax import UserError, registry
-from bertjax.assembly import models
+from bertjax.assembly import models, resolve
 from bertjax.data.corpus.sources import named_sources, parse_sources
 from bertjax.data.masking import mask_weights
 from bertjax.data.masking.presets import UNITS
 from bertjax.scoring.scorer import Scores, heading, identify, join_sets, value_lines
-from bertjax.scoring.sequence_scorers import (
-    fills_masks,
-    find_scorers,
-    objectives_of,
-    unlearnt,
-)
+from bertjax.scoring.sequence_scorers import fills_masks, find_scorers, unlearnt
 from bertjax.storage import atomic
 
 FLAGS = ("rates", "length", "mask_unit", "mask_weights", "examples")
@@ -60,9 +55,9 @@ def score(args: Any, path: str, flag: str) -> Scores:
     config = opened.config
     then = "without --what its task is scored"
     models.check_pretrained(opened, f"--what=mlm: {path}", then)
-    learnt = objectives_of(config)
+    learnt = resolve.learnt_objectives(config)
     able = find_scorers(opened.cfg.is_decoder, learnt)
-    before = "pll" not in able
+    before = resolve.reads_before(config)
     if not fills_masks(able):
         raise unlearnt("--what=mlm", "pll", able, learnt[0], path)
     models.check_masked_lm(opened, f"--what=mlm: {path}", then)

@@ -18,12 +18,11 @@ from bertjax.assembly import models, resolve
 from bertjax.data.masking.vocab_tables import make_tables
 from bertjax.inference import fill_blanks
 from bertjax.interop.hf_read import Imported
-from bertjax.objectives import CAUSAL, parse
+from bertjax.objectives import BEFORE, CAUSAL, parse
 from bertjax.scoring import masked_bound, pseudo_likelihoods
 from bertjax.scoring.token_rows import Row, Window, causal_row, make_row_scorer
 
 DRAWS = 128  # of masks a text, for a bound
-BEFORE = {"mntp"}  # parts of objectives that teach the token behind a masked one
 
 
 class LanguageModel(NamedTuple):
@@ -47,7 +46,7 @@ class LanguageModel(NamedTuple):
     @property
     def before(self) -> bool:
         """Whether masked tokens are predicted one place to the left alone."""
-        return find_scorers(self.cfg.is_decoder, self.learnt)[0] == "mntp"
+        return resolve.reads_before(self.config)
 
     @property
     def causal(self) -> tuple[Any, bool]:
@@ -169,12 +168,6 @@ def names_of(objective: str) -> set[str]:
     return {part.name for part in parse(objective) if part.rows != 0}
 
 
-def objectives_of(config: Any) -> tuple[str, ...]:
-    """Return the objectives that a run has learnt; its last, the config's, first."""
-    phases = resolve.wanted_phases(config)
-    return (config.objective, *(p.objective for p in phases if p.objective))
-
-
 def pick_scorer(
     name: str | None,
     is_decoder: bool,
@@ -223,7 +216,7 @@ def open_language_model(
     models.check_pretrained(opened, *given)
     models.refuse_answers(opened, given[0])
     opened.config.dtype = args.dtype
-    learnt = objectives_of(opened.config)
+    learnt = resolve.learnt_objectives(opened.config)
     name = pick_scorer(scorer, opened.cfg.is_decoder, learnt, what, path)
     if name != "lm":
         models.check_masked_lm(opened, *given)
@@ -241,7 +234,7 @@ def make_language_model(
     own = not isinstance(opened.checkpoint, Imported)
     if own:
         longest = min(longest, longest_text(config, tokenizer))
-    more = objectives_of(config), longest, own, opened.meta
+    more = resolve.learnt_objectives(config), longest, own, opened.meta
     return LanguageModel(cfg, params, tokenizer, config, *more)
 
 

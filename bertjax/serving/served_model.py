@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from bertjax import UserError
+from bertjax.assembly import resolve
 from bertjax.assembly.models import LoadedModel
 from bertjax.inference.embed_texts import settle_sentences
 from bertjax.inference.fill_blanks import masked_lm
@@ -109,6 +110,12 @@ def _of_blanks(model: LoadedModel, params: Any, where: str) -> ServedModel:
 
     if not model.tokenizer.has_mask:
         raise UserError(f"{where} fills no blanks: its vocabulary has no mask token")
+    if resolve.reads_before(model.config):
+        raise UserError(
+            f"{where} predicts a masked token from the place before it (objective="
+            f"{model.config.objective}), and those who run fill-mask look where it "
+            "stands: --vectors serves its vectors"
+        )
     params, cfg = masked_lm(params, model.cfg)
 
     def run(params: Any, batch: Mapping[str, Any]) -> dict[str, Any]:

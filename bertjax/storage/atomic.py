@@ -74,10 +74,13 @@ def copy_files(source: Path, target: Any) -> None:
         write_file(target / file.relative_to(source), file.read_bytes())
 
 
-def check_out(name: str, flag: str, ending: str = "") -> Path:
+def check_out(
+    name: str, flag: str, ending: str = "", source: tuple[str, str | None] = ("", None)
+) -> Path:
     """Return the file to write, which a flag names.
 
-    ending: of its name, in any case. Raises UserError for what cannot be one.
+    ending: of its name, in any case. source: the flag of what is read, and its value.
+    Raises UserError for what cannot be such a file, and for the file that is read.
     """
     out = Path(name).expanduser()
     if is_remote(name):
@@ -90,4 +93,8 @@ def check_out(name: str, flag: str, ending: str = "") -> Path:
         raise UserError(
             f"{flag}={name} cannot be written: {out.parent} is no directory"
         )
+    read, value = source
+    given = Path(value or "").expanduser()
+    if out.exists() and given.exists() and out.samefile(given):
+        raise UserError(f"{flag}={name} is {read}, which it would replace")
     return out

@@ -268,7 +268,10 @@ def parse_objects(
     columns = form.keys(labelled=False, flags=True)
     first = next(iter(columns.values()))
     objects = [{first: row} if isinstance(row, str) else dict(row) for row in rows]
-    lines = "\n".join(map(json.dumps, objects))
+    try:
+        lines = "\n".join(map(json.dumps, objects))
+    except TypeError as e:
+        raise UserError(f"{name}: {e}") from e
     task_type = get_task_type(config.objective)
     return task_type.parse(lines, name, columns, lambda text: None)
 

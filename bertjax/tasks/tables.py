@@ -19,8 +19,10 @@ import csv
 import io
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertjax import UserError, counted, registry
@@ -146,6 +148,32 @@ def read_file(path: str, columns: Columns, say: Say = silent) -> list[Row]:
 def read_text(path: str) -> str:
     """Read a whole file, unpacked. UserError where it is damaged or not UTF-8."""
     return decode(b"".join(files.unpacked(path)), path)
+
+
+def read_lines(path: str, flag: str) -> list[str]:
+    """Return the lines of a file, or of standard input (-), without their ends.
+
+    A file may be packed (.gz, .zst), or a pipe, which is read until its writer ends.
+    Raises UserError, which the flag begins, and which names a bad line.
+    """
+    where, file = f"{flag}={path}", Path(path).expanduser()
+    if file.is_socket() or file.is_char_device() or file.is_block_device():
+        raise UserError(f"{where}: neither a file nor a pipe")
+    try:
+        if path == "-":
+            content = sys.stdin.buffer.read()
+        elif file.is_file() and path.lower().endswith((".gz", ".zst")):
+            content = b"".join(files.unpacked(str(file)))
+        else:
+            content = file.read_bytes()
+    except OSError as e:
+        raise UserError(f"{where} cannot be read: {e.strerror}") from e
+    lines = decode(content, where).split("\n")
+    if not lines[-1]:
+        lines.pop()  # what ends with a newline ends there
+    if not lines:
+        raise UserError(f"{where} is empty")
+    return [line.removesuffix("\r") for line in lines]
 
 
 def decode(content: bytes, name: str, before: int = 0) -> str:

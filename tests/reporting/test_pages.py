@@ -14,6 +14,7 @@ from conftest import refused, succeeded
 from pages import Page, make_probes, make_run, page_of, some_rows
 
 from bertjax import UserError, report
+from bertjax.config.schema import base
 from bertjax.reporting import charts, predictions, read_runs, run_tables, score_files
 
 
@@ -435,7 +436,7 @@ def test_texts_that_one_model_cannot_read_are_left_out_of_it(tmp_path, monkeypat
 
     def opened(run, step):
         mask = {"bert": "[MASK]", "roberta": "<mask>"}[run.name]
-        return None, SimpleNamespace(mask=mask, vocab_size=9), None
+        return base(), SimpleNamespace(mask=mask, vocab_size=9), None
 
     cfg = SimpleNamespace(max_length=9)
     monkeypatch.setattr(predictions, "open_step", opened)
@@ -467,7 +468,7 @@ def test_runs_without_a_masked_lm_head_are_told_in_one_line(tmp_path, monkeypatc
 
     tokenizer = SimpleNamespace(vocab_size=9)
     cfg = SimpleNamespace(max_length=9)
-    opened = lambda run, step: (None, tokenizer, run.name)  # noqa: E731
+    opened = lambda run, step: (base(), tokenizer, run.name)  # noqa: E731
     monkeypatch.setattr(predictions, "open_step", opened)
     monkeypatch.setattr(predictions.manifest, "steps", lambda path: [*range(1, 6)])
     monkeypatch.setattr(predictions.resolve, "encoder_config", lambda *told: cfg)

@@ -7,6 +7,7 @@ import pytest
 from test_pseudo_likelihoods import SIZES, TOKENIZER, naive
 
 from bertjax import UserError
+from bertjax.assembly import resolve
 from bertjax.config.schema import base
 from bertjax.models import encoder, heads
 from bertjax.models.config import EncoderConfig
@@ -14,7 +15,6 @@ from bertjax.scoring.sequence_scorers import (
     LanguageModel,
     Options,
     find_scorers,
-    objectives_of,
     pick_scorer,
     score_texts,
 )
@@ -65,7 +65,23 @@ def test_what_earlier_phases_taught_is_scored_too():
     config = base()
     config.objective = "mlm"
     config.phases = "percent=25 objective=clm; objective=mlm"
-    assert objectives_of(config) == ("mlm", "clm", "mlm")
+    assert resolve.learnt_objectives(config) == ("mlm", "clm", "mlm")
+
+
+@pytest.mark.parametrize(
+    "objective, phases, before",
+    [
+        ("mlm+nsp", "", False),
+        ("mntp*15+clm*1", "", True),
+        ("clm", "percent=25 objective=mntp; objective=clm", True),
+        ("mlm", "percent=25 objective=mntp; objective=mlm", False),
+        ("clm", "", False),
+    ],
+)
+def test_where_masked_tokens_are_predicted(objective, phases, before):
+    config = base()
+    config.objective, config.phases = objective, phases
+    assert resolve.reads_before(config) is before
 
 
 @pytest.mark.parametrize(

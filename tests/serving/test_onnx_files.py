@@ -270,6 +270,7 @@ def test_rounded_tables_are_within_half_a_level():
     [
         ("clm", dict(is_decoder=True), "is a decoder, which writes texts"),
         ("choose", {}, "objective=choose, which is not served"),
+        ("mntp", {}, "predicts a masked token from the place before it"),
     ],
 )
 def test_models_that_are_not_served(objective, options, word, vocabulary):

@@ -133,6 +133,17 @@ def clean(text: str, counter: Counter[str]) -> str:
     return text.replace("\t", " ")
 
 
+def check_utf8(text: str) -> None:
+    """Refuse a text with half a character, which no tokenizer takes: UserError.
+
+    It comes from bytes of a command line that are not UTF-8, and from escapes of JSON.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as e:
+        raise UserError(f"{text[:60]!r} is not UTF-8") from e
+
+
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a character, where the other lacks
 
 
