@@ -112,7 +112,7 @@ def embed_file(
     return (total, state["width"]), state["cut"], state["empty"]
 
 
-def _make_draft(draft: Path, shape: tuple[int, int]) -> np.ndarray:
+def _make_draft(draft: Path, shape: tuple[int, int]) -> np.memmap:
     """Make a file of vectors, with room for them all. Raises OSError on a full disk,
     which would end the process once what is mapped is written."""
     try:
