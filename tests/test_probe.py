@@ -76,6 +76,7 @@ def test_what_the_largest_class_alone_scores(metric, score, told):
     [
         ("--text=txt", ["--text='txt'", "rows.tsv", "did you mean 'text'"]),
         ("--labels=good,fine", ["rows.tsv:3", "--labels", "bad"]),
+        ("--labels=good,", ["--labels=good,: give two or more"]),
         ("--probes=lineer", ["--probes", "did you mean 'linear'"]),
         ("--pooling=max", ["--pooling", "mean"]),
         ("--metric=pearson", ["--metric", "accuracy"]),
