@@ -139,7 +139,8 @@ def check(args: Any) -> str:
     if not args.probes:
         raise UserError("--probes is empty: linear, mlp, or both")
     if args.out:
-        atomic.check_out(args.out, "--out")
+        for name in ("train", "valid", "swap"):
+            atomic.check_out(args.out, "--out", source=(f"--{name}", args[name].value))
     if args.png:
         atomic.check_out(args.png, "--png", ".png")
         probe_table.check_plot()

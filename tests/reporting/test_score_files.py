@@ -157,6 +157,15 @@ def test_scores_in_a_page(tmp_path):
                      [["step", "2"], ["mrr@10", "0.5"]]]  # fmt: skip
 
 
+def test_a_page_replaces_no_scores(tmp_path):
+    run, file = make_run(tmp_path / "a"), tmp_path / "scores.json"
+    file.write_text('{"step": 1, "f1": 0.5}')
+    for flag in ("scores", "probes"):
+        with pytest.raises(UserError, match=f"is --{flag}, which it would replace"):
+            report.main([str(run), f"--out={file}", f"--{flag}={file}"])
+    assert file.read_text() == '{"step": 1, "f1": 0.5}'
+
+
 def test_scored_lines_of_several_models(tmp_path):
     file = tmp_path / "scores.jsonl"
     said = [LINE | {"model": m, "step": 2, "score": -3.0} for m in ("a", "b", "a")]
