@@ -44,6 +44,8 @@ def main(argv: Sequence[str]) -> int:
     prepared_text.check_concepts(config)
     resolve.set_flags(config)
     make = registry.pick("--what", args.what, MEASURES)
+    if args["sequences"].present and args.what != "plan":
+        raise UserError(f"--sequences is of --what=plan, and this is {args.what}")
     if args.what == "plan":
         make = functools.partial(make, sequences=args.sequences)
     if args.what == "loop" and not config.data.train:

@@ -199,7 +199,7 @@ def write_table(args: Any) -> int:
         check_target(args.out, f"--out={args.out}")
     compress = open_compressor(args, recipes)
     model = open_models.at_step(args.model, args.step)
-    how = args.evaluate, split(args.metric), args.out, cli.say
+    how = args.evaluate, split(args.metric), args.out, cli.say, args.weights
     for rows in grid_table.run_grid(model, recipes, compress, *how):
         table = "\n".join(grid_table.markdown(rows))  # what there is so far
         atomic.write_file(out, f"{table}\n", f"--table={args.table}")

@@ -132,7 +132,7 @@ def markdown(results: Mapping[str, Any]) -> Iterator[str]:
             "-" if row[key] is None else f"{100 * row[key]:.2f}"
             for key in ("median", "std", "min", "max")
         ]
-        if row["n"] == 1:
+        if row["n"] == 1 and not row["lost"]:
             cells[1] = "one seed"
         yield (
             f"| {row['task']} | {row['valid']} | {row['metric']} | {row['lr']:g} | "

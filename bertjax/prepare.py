@@ -110,7 +110,8 @@ def check_table(args: Any) -> Path | None:
         raise UserError("--similar needs the whole text: give it with --merge")
     if args.synonyms is None:
         find_similar.import_word2vec()
-    return atomic.check_out(args.similar, "--similar")
+    source = "--synonyms", args.synonyms
+    return atomic.check_out(args.similar, "--similar", source=source)
 
 
 def write_similar(path: Path, synonyms: str | None, prepared: Any) -> None:

@@ -127,6 +127,10 @@ def check(args: Any) -> str:
     unused = "max_words" if kind == "label" else "text_pair"
     if args[unused].present:
         raise UserError(f"--{unused} has no effect with --{kind}: leave it out")
+    labels = args.labels.split(",")
+    if args.labels and len({*filter(None, labels)}) < 2:
+        why = "one class alone tells nothing"
+        raise UserError(f"--labels={args.labels}: give two or more: {why}")
     poolings = POOLINGS if kind == "label" else labelled_examples.POOLINGS
     registry.pick("--pooling", args.pooling, poolings)
     for name in args.probes:
@@ -135,7 +139,8 @@ def check(args: Any) -> str:
     if not args.probes:
         raise UserError("--probes is empty: linear, mlp, or both")
     if args.out:
-        atomic.check_out(args.out, "--out")
+        for name in ("train", "valid", "swap"):
+            atomic.check_out(args.out, "--out", source=(f"--{name}", args[name].value))
     if args.png:
         atomic.check_out(args.png, "--png", ".png")
         probe_table.check_plot()

@@ -41,6 +41,9 @@ def main(argv: Sequence[str]) -> int:
     if not args.out:
         raise UserError("--out is missing: the page to write, --out=FILE.html")
     out = atomic.check_out(args.out, "--out")
+    for flag in ("probes", "scores"):
+        for name in args[flag].value:
+            atomic.check_out(args.out, "--out", source=(f"--{flag}", name))
     folder = Path(args.png).expanduser() if args.png else None
     if folder is not None:
         if folder.exists() and not folder.is_dir():

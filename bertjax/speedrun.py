@@ -57,9 +57,11 @@ def main(argv: Sequence[str]) -> int:
             raise UserError(f"--{name} is missing: {FLAGS[name].help}")
     track = registry.pick("--track", args.track, TRACKS)
     path = manifest.local_path(args.workdir, "--workdir")
-    theirs = (
-        records.read_records(Path(args.against), "--against") if args.against else None
-    )
+    theirs = None
+    if args.against:
+        entry = Path(args.against).expanduser()
+        theirs = records.read_records(entry, "--against", args.track)
+        records.check_seeds(args.seeds, len(theirs))
     first = command_line.parse(with_recipe(track, given))
     check_overrides(args.track, json.loads(first.overrides))
     text = corpus.place(Path(first.config.data.cache).expanduser())
@@ -70,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
     }
     config = command_line.parse(runs[seeds[0]]).config
     validate.check(config)
-    check_scored(config, args.scorer)
+    scorer = check_scored(config, args.scorer)
     if wrong := check_devices(args.track, track):
         for seed, arguments in runs.items():
             print(shlex.join(command(arguments, path, seed)))
@@ -84,13 +86,16 @@ def main(argv: Sequence[str]) -> int:
         status = train.train(parsed.config, str(run), overrides=overrides, stop=stop)
         if status:
             return status
-        found.append(score(run, seed, track, text, args.scorer))
+        found.append(score(run, seed, track, text, scorer))
         write(path, {"track": args.track, "records": found})
     return report(args, track, path, found, theirs)
 
 
-def check_scored(config: Any, scorer: str | None) -> None:
-    """Refuse what the rules could not score after its run. Raises UserError."""
+def check_scored(config: Any, scorer: str | None) -> str:
+    """Refuse what the rules could not score after its run: UserError.
+
+    Returns the scorer of the pairs, by default that of the objective.
+    """
     learnt = resolve.learnt_objectives(config)
     is_decoder = bool(in_effect(config.model.to_dict()).get("is_decoder"))
     able = sequence_scorers.find_scorers(is_decoder, learnt)
@@ -101,7 +106,8 @@ def check_scored(config: Any, scorer: str | None) -> None:
             "(--config.objective='mntp*1+clm*15'), or a phase "
             "(--config.phases='percent=50 objective=clm; objective=mlm')"
         )
-    sequence_scorers.pick_scorer(scorer, is_decoder, learnt, "--scorer", "the recipe")
+    how = is_decoder, learnt, "--scorer", "the recipe"
+    return sequence_scorers.pick_scorer(scorer, *how)
 
 
 def with_recipe(
@@ -123,19 +129,21 @@ def command(arguments: Sequence[str], path: Path, seed: int) -> list[str]:
 
 
 def score(
-    run: Path, seed: int, track: Track, text: Path, scorer: str | None
+    run: Path, seed: int, track: Track, text: Path, scorer: str
 ) -> dict[str, Any]:
-    """Return the record of a finished run; it is made once."""
+    """Return the record of a finished run; it is made once for a scorer."""
     file = run / records.FILE
     if file.exists():
-        return json.loads(file.read_text())
+        known = json.loads(file.read_text())
+        if known["scorer"] == scorer:
+            return known
     found = {"seed": seed} | records.measure(run, track)
     flags = [f"--rates={track.rate}", f"--length={track.length}"]
     masked = evaluate_run(run, "mlm", f"--text={text / 'valid.txt'}", *flags)
     masked = masked["rates"][track.rate]
     found |= {"loss": masked["mlm_loss"], "right": masked["mlm_accuracy"]}
-    chosen = [f"--scorer={scorer}"] if scorer else []
-    pairs = evaluate_run(run, "pairs", f"--text={text / 'pairs.jsonl.gz'}", *chosen)
+    flags = [f"--text={text / 'pairs.jsonl.gz'}", f"--scorer={scorer}"]
+    pairs = evaluate_run(run, "pairs", *flags)
     found |= {"pairs": pairs["accuracy"], "scorer": pairs["scorer"]}
     found["by_paradigm"] = {k: v["accuracy"] for k, v in pairs["by_paradigm"].items()}
     atomic.write_file(file, json.dumps(found, indent=1) + "\n", str(file))

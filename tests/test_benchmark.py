@@ -151,6 +151,14 @@ def test_peers_that_fail(tmp_path, cores):
     peer.write_text("raise SystemExit(3)")
     with pytest.raises(UserError, match="status 3"):
         benchmark.main([*SMOKE, "--what=input", f"--peer={peer}"])
+    peer.write_text(f"{PEER}    raise SystemExit(4)")  # after its first answer
+    with pytest.raises(UserError, match="status 4"):
+        benchmark.main([*SMOKE, "--what=input", f"--peer={peer}"])
+
+
+def test_sequences_are_of_plans():
+    with pytest.raises(UserError, match="--sequences is of --what=plan, and this is"):
+        benchmark.main([*SMOKE, "--what=step", "--sequences=9"])
 
 
 def test_unknown_what():

@@ -107,6 +107,7 @@ def test_what_is_not_there(folder, tmp_path):
 def test_the_table():
     def spread(metric, rate, median, valid="valid"):
         one = {"valid": valid, "lr": rate, "metric": metric, "n": 5, "std": 0.01}
+        one["lost"] = 0
         return {**one, "median": median, "min": 0.1, "max": 0.9}
 
     found = [spread("f1", 1e-5, 0.9), spread("accuracy", 1e-5, 0.6)]
@@ -123,6 +124,9 @@ def test_the_table():
     assert "| mrpc | valid | accuracy | 3e-05 | 5 | 80.00 | 1.00 |" in lines
     assert "Mean of 2 tasks' medians: 62.50" in lines and "qqp (why)" in lines
     assert "Failed: rte (for this)" in lines
+    lost = spread("f1", 1e-5, 0.7) | {"task": "mrpc", "n": 1, "std": None, "lost": 4}
+    lines = "\n".join(glue.markdown(told | {"tasks": [lost]}))
+    assert "| 1e-05 | 1 | 70.00 | - | 10.00 |" in lines
     assert "No answers to its tests: cola (for that)" in lines
     found = [spread("accuracy", 1e-5, 0.8, "m"), spread("accuracy", 3e-5, 0.7, "m")]
     found += [spread("accuracy", 1e-5, 0.6, "mm"), spread("accuracy", 3e-5, 0.9, "mm")]

@@ -73,6 +73,15 @@ def test_a_task_is_refused(how, task, flags, tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
+def test_a_table_replaces_no_thesaurus(flags, tmp_path):
+    file = tmp_path / "words.txt"
+    file.write_text("good fine\n")
+    given = f"--similar={file}", f"--synonyms={file}"
+    with pytest.raises(UserError, match="is --synonyms, which it would replace"):
+        prepare.main([*flags, *given])
+    assert file.read_text() == "good fine\n"
+
+
 def test_one_of_both(flags):
     with pytest.raises(UserError, match="give one of them"):
         prepare.main([*flags, "--shard=0/1", "--merge=1"])

@@ -76,6 +76,7 @@ def test_what_the_largest_class_alone_scores(metric, score, told):
     [
         ("--text=txt", ["--text='txt'", "rows.tsv", "did you mean 'text'"]),
         ("--labels=good,fine", ["rows.tsv:3", "--labels", "bad"]),
+        ("--labels=good,", ["--labels=good,: give two or more"]),
         ("--probes=lineer", ["--probes", "did you mean 'linear'"]),
         ("--pooling=max", ["--pooling", "mean"]),
         ("--metric=pearson", ["--metric", "accuracy"]),
@@ -205,3 +206,10 @@ def test_a_plot_is_a_picture(tmp_path):
     told = {"majority": 0.5, "uniform_bits": 40.0, "metric": "accuracy"}
     probe_table.plot({"probes": {"linear": result}, **told}, tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_results_replace_no_examples(wanted, table):
+    before = table.read_text()
+    with pytest.raises(UserError, match="is --train, which it would replace"):
+        probe.main([*wanted, f"--out={table}"])
+    assert table.read_text() == before

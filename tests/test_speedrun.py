@@ -111,6 +111,23 @@ def test_again_and_against_itself(entry, run, capsys):
     assert (entry / "seed-0" / "metrics.jsonl").read_bytes() == before
 
 
+def test_another_scorer_scores_again(entry, run, capsys):
+    found = entry / "seed-0" / records.FILE
+    before = json.loads(found.read_text())
+    assert run(f"--workdir={entry}", "--seeds=2", "--scorer=elbo") == 0
+    after = json.loads(found.read_text())
+    assert (before["scorer"], after["scorer"]) == ("pll", "elbo")
+    assert after["loss"] == before["loss"]
+    assert run(f"--workdir={entry}", "--seeds=2") == 0
+    assert json.loads(found.read_text()) == before
+
+
+def test_a_single_seed_is_compared_with_nothing(entry, run, tmp_path):
+    with pytest.raises(UserError, match="several seeds, and these are 1 and 2"):
+        run(f"--workdir={tmp_path}", f"--against={entry}")
+    assert not list(tmp_path.iterdir())
+
+
 def test_too_slow_is_no_entry(entry, run):
     with pytest.raises(UserError, match="no entry; give fewer steps"):
         run(f"--workdir={entry}", track="cpu3h")

@@ -30,7 +30,7 @@ def make_grid(
 ) -> list[Recipe]:
     """Return a recipe for each method and how far it goes; (): all that there are.
 
-    Raises UserError for what is unknown.
+    Raises UserError for what is unknown, and for what none of the methods reads.
     """
     recipes = []
     for method in methods or METHODS:
@@ -44,7 +44,18 @@ def make_grid(
                 raise UserError(f"--bits={text} is no number of bits")
             how = int(text), group_size, embeddings
             recipes.append(make_recipe(method, None, *how))
-    return recipes
+    prune = {METHODS[recipe.method].prunes for recipe in recipes}
+    for flag, given, reader in (
+        ("sparsity", sparsities, True),
+        ("bits", bits, False),
+        ("group_size", group_size, False),
+    ):
+        if given and reader not in prune:
+            what = "prunes" if reader else "quantises"
+            raise UserError(
+                f"--{flag}: of --method={','.join(methods)} none {what}: leave it out"
+            )
+    return [*dict.fromkeys(recipes)]
 
 
 def run_grid(
@@ -55,18 +66,20 @@ def run_grid(
     metrics: Sequence[str],
     out: str | None,
     say: Callable[[str], None],
+    weights: str = "",
 ) -> Iterator[list[Row]]:
     """Compress a model by each recipe, score the result, and yield the rows so far; the
     first one is of the model itself.
 
     compress(recipe) yields a model, and what it recovers to, if it does, which is
     another row. evaluate: the flags of `python -m bertjax.evaluate`; metrics: keys of
-    what that prints. out: where the models stay, None: nowhere. Raises UserError.
+    what that prints. out: where the models stay, None: nowhere. weights: which of the
+    model's parameters are compressed, and scored as its own. Raises UserError.
     """
     rows: list[Row] = []
     with ExitStack() as stack:
         folder = out or stack.enter_context(tempfile.TemporaryDirectory())
-        values = score(model, evaluate, metrics)
+        values = score(model, evaluate, metrics, weights)
         rows.append({"method": "dense", "degree": "", "values": values})
         for i, recipe in enumerate(recipes, 1):
             name = f"{recipe.method} {recipe.degree}"
@@ -88,12 +101,15 @@ def run_grid(
                 yield rows
 
 
-def score(model: str, evaluate: str, metrics: Sequence[str]) -> dict[str, float]:
+def score(
+    model: str, evaluate: str, metrics: Sequence[str], weights: str = ""
+) -> dict[str, float]:
     """Return metrics of a model as `python -m bertjax.evaluate` prints them.
 
     In a process of its own, as a user would run it: what it holds is gone after it.
     """
     command = [sys.executable, "-m", "bertjax.evaluate", f"--model={model}", "--json"]
+    command += [f"--weights={weights}"] * bool(weights)
     done = subprocess.run(
         [*command, *shlex.split(evaluate)], capture_output=True, text=True, check=False
     )

@@ -64,7 +64,8 @@ class Recipe:
         """How far it goes, for people: 50%, 2:4, 3 bits."""
         if self.pattern is None:
             return f"{self.bits} bits"
-        return str(self.pattern) if self.pattern.group else f"{self.pattern.share:.0%}"
+        share = f"{100 * self.pattern.share:g}%"  # which no other share has
+        return str(self.pattern) if self.pattern.group else share
 
     def compress(
         self, weights: np.ndarray, hessian: np.ndarray | None

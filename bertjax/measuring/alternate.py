@@ -132,8 +132,9 @@ class Contender:
     def run(self, steps: int) -> Seconds:
         """Let it compute so many steps."""
         before = processor_seconds(self.process.pid)
-        self.process.stdin.write(f"{steps}\n")
-        self.process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has ended: _read says so
+            self.process.stdin.write(f"{steps}\n")
+            self.process.stdin.flush()
         reply = self._read()
         self.peak_rss_mb = reply["peak_rss_mb"]
         self.busy.append((processor_seconds(self.process.pid) - before) / steps)

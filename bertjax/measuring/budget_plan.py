@@ -4,6 +4,7 @@ chosen that fits them best."""
 
 import re
 import runpy
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -146,9 +147,6 @@ def describe(found: dict[str, Any], rest: Sequence[str]) -> Iterator[str]:
         least = f"{TOKENS_A_PARAMETER:g} tokens a parameter of the layers"
         enough = chosen["tokens_per_parameter"] >= TOKENS_A_PARAMETER
         yield f"the largest that sees {least}:" if enough else f"none sees {least}:"
-    more = " ".join(["", *rest])
-    steps = f"--config.total.steps={chosen['steps']}"
-    yield (
-        f"  python -m bertjax.train --config={chosen['config']}{more} {steps} "
-        "--workdir=DIR"
-    )
+    steps = f"--config.total.steps={max(1, chosen['steps'])}"
+    command = [f"--config={chosen['config']}", *rest, steps, "--workdir=DIR"]
+    yield f"  python -m bertjax.train {shlex.join(command)}"

@@ -54,9 +54,12 @@ def treate(outputs: Outputs) -> Estimate:
     return estimate(total_variation(outputs.factual, outputs.treated))
 
 
-def conditional_expectation(outputs: Outputs) -> list[Estimate]:
+def conditional_expectation(outputs: Outputs) -> list[Estimate] | None:
     """Estimate CONEXP: how much likelier each outcome is among texts with the concept,
-    an Estimate a class. What goes along with the concept is in it too."""
+    an Estimate a class. What goes along with the concept is in it too. None where all
+    texts have the concept, or none has."""
+    if len(np.unique(outputs.concept)) < 2:
+        return None
     found = []
     for p in np.asarray(outputs.factual, np.float64).T:
         with_it, without = (estimate(p[outputs.concept == has]) for has in (1, 0))

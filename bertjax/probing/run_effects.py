@@ -202,13 +202,14 @@ def effects_of(
         found["treated"]["concept"][:m, 1],
         classes["concept"].valid,
     )
-    effect = effects.effect(outputs)
-    conexp = effects.conditional_expectation(outputs)
+    found_of = {
+        "effect": effects.effect(outputs),
+        "conexp": effects.conditional_expectation(outputs),
+    }
     return {
         "concept": " against ".join(reversed(classes["concept"].names)),
         "treate": effects.treate(outputs),
-        "effect": None if effect is None else outcomes(names, effect),
-        "conexp": outcomes(names, conexp),
+        **{k: one and outcomes(names, one) for k, one in found_of.items()},
     }
 
 

@@ -56,27 +56,22 @@ def read_objects(name: str, flag: str) -> list[tuple[int, dict[str, Any]]]:
 def read_scores(name: str) -> list[Titled]:
     """Read a file's tables, titled by the model where the file names it.
 
-    A file has an object, or one a line: lines that were scored, which are added up, or
-    several evaluations. Raises UserError where it is none.
+    A file has an object, or one a line: lines that were scored, which are added up by
+    model and scorer, or several evaluations. Raises UserError where it is none.
     """
     objects = read_objects(name, "--scores")
     is_lines = all(one.keys() >= LINE for _, one in objects)
     if is_lines:
-        models: dict[tuple[Any, Any], list[dict[str, Any]]] = {}
-        for _, one in objects:
-            models.setdefault((one.get("model"), one.get("step")), []).append(one)
+        models: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
         try:
-            objects = [
-                (
-                    1,
-                    {
-                        "model": model,
-                        **({} if step is None else {"step": step}),
-                        **total(lines),
-                    },
-                )
-                for (model, step), lines in models.items()
-            ]
+            for _, one in objects:
+                key = one.get("model"), one.get("step"), one.get("scorer")
+                models.setdefault(key, []).append(one)
+            objects = []
+            for (model, *rest), lines in models.items():
+                about = zip(("step", "scorer"), rest, strict=True)
+                said = {k: v for k, v in about if v is not None}
+                objects.append((1, {"model": model, **said, **total(lines)}))
         except (TypeError, AttributeError):
             raise refusal(name, 1, "scored lines of another kind") from None
     tables: list[Titled] = []

@@ -49,7 +49,8 @@ def score(args: Any, path: str, flag: str) -> Scores:
     """
     out = None
     if args.mask_weights is not None:
-        out = atomic.check_out(args.mask_weights, "--mask_weights")
+        source = "--text", args.text
+        out = atomic.check_out(args.mask_weights, "--mask_weights", source=source)
     rates = read_rates(args.rates) if args.rates is not None else ()
     opened = models.open_model(path, flag)
     config = opened.config

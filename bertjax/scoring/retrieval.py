@@ -175,7 +175,7 @@ def check_mining(args: Any, sets: dict[str, Collection]) -> None:
     if args.depth and not args.rerank:
         raise UserError("--depth is of --rerank=MODEL, which is not given")
     if args.mine:
-        atomic.check_out(args.mine, "--mine", ".jsonl")
+        atomic.check_out(args.mine, "--mine", ".jsonl", ("--text", args.text))
         if len(sets) > 1:
             raise UserError(f"--mine={args.mine}: --text names {len(sets)} sets: one")
 

@@ -122,8 +122,7 @@ def compare(ours: Sequence[Record], theirs: Sequence[Record]) -> dict[str, Any]:
     """
     from scipy import stats
 
-    if min(len(ours), len(theirs)) < 2:
-        raise UserError("--against compares runs of several seeds: give --seeds=3")
+    check_seeds(len(ours), len(theirs))
     found = {}
     for name, better in SCORES.items():
         a, b = ([record[name] for record in side] for side in (ours, theirs))
@@ -133,12 +132,25 @@ def compare(ours: Sequence[Record], theirs: Sequence[Record]) -> dict[str, Any]:
     return found
 
 
-def read_records(path: Path, flag: str) -> list[dict[str, Any]]:
-    """Return the records of an entry's workdir. Raises UserError."""
-    found = workdir.read_json(path / FILE).get("records")
-    if not found:
+def check_seeds(ours: int, theirs: int) -> None:
+    """Refuse a comparison with so many runs that a single seed decides: UserError."""
+    if min(ours, theirs) < 2:
+        raise UserError(
+            f"--against compares runs of several seeds, and these are {ours} and "
+            f"{theirs}: give --seeds=3"
+        )
+
+
+def read_records(path: Path, flag: str, track: str) -> list[dict[str, Any]]:
+    """Return the records of an entry of a track. Raises UserError."""
+    found = workdir.read_json(path / FILE)
+    if not found.get("records"):
         raise UserError(f"{flag}={path}: there is no {FILE} with records in it")
-    return found
+    if (other := found.get("track")) != track:
+        raise UserError(
+            f"{flag}={path} is an entry of --track={other}, and this one is of {track}"
+        )
+    return found["records"]
 
 
 def describe(name: str, track: Track, found: Mapping[str, Any]) -> Iterator[str]:

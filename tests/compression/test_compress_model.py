@@ -2,6 +2,8 @@
 """Whole encoders: what their matrices see, and what is left of them."""
 
 import functools
+import json
+import subprocess
 
 import jax
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from conftest import ENCODERS
 
 from bertjax import UserError
+from bertjax.compression import grid_table
 from bertjax.compression.compress_model import check_model, compress_model
 from bertjax.compression.grid_table import make_grid, markdown
 from bertjax.compression.hessians import Walk
@@ -210,6 +213,8 @@ def test_recipes_that_are_none(given, said):
 def test_the_grid_and_its_table():
     grid = make_grid(["wanda", "rtn"], [], ["4"], None, "8")
     assert [r.degree for r in grid] == ["50%", "60%", "70%", "2:4", "4 bits"]
+    grid = make_grid(["wanda"], ["0.501", "0.5", "0.50"], [], None, "8")
+    assert [r.degree for r in grid] == ["50.1%", "50%"]
     rows = [
         {"method": "dense", "degree": "", "bytes": 4e6, "values": {"loss": 2.0}},
         {"method": "rtn", "degree": "4 bits", "bytes": 1e6, "values": {"loss": 2.5}},
@@ -217,3 +222,34 @@ def test_the_grid_and_its_table():
     lines = [*markdown(rows)]
     assert lines[0] == "| method | how far | MB | of dense | loss |"
     assert lines[3] == "| rtn | 4 bits | 1.0 | 0.250 | 2.5000 (+0.5000) |"
+
+
+@pytest.mark.parametrize(
+    "methods, given, said",
+    [
+        (["rtn"], (["0.5"], [], None), "--sparsity: of --method=rtn none prunes"),
+        (["wanda"], ([], ["4"], None), "--bits: of --method=wanda none quantises"),
+        (["wanda"], ([], [], 64), "--group_size: of --method=wanda none quantises"),
+    ],
+)
+def test_a_grid_that_reads_not_all_flags(methods, given, said):
+    with pytest.raises(UserError, match=said):
+        make_grid(methods, *given, "8")
+
+
+def test_the_dense_row_is_of_the_parameters_that_are_compressed(monkeypatch):
+    """A run with an average is scored by it, unless --weights=raw says otherwise."""
+    asked = []
+
+    def run(command, **how):
+        asked.append(command)
+        printed = json.dumps({"step": 3, "loss": 2.0})
+        return subprocess.CompletedProcess(command, 0, printed, "")
+
+    monkeypatch.setattr(grid_table.subprocess, "run", run)
+    rows = grid_table.run_grid(
+        "RUN", [], None, "--what=mlm", ["loss"], None, print, "raw"
+    )
+    assert not [*rows]
+    (command,) = asked
+    assert command[3:] == ["--model=RUN", "--json", "--weights=raw", "--what=mlm"]

@@ -2,6 +2,7 @@
 """What a config makes of some minutes here: sizes, steps, and which one is chosen."""
 
 import json
+import shlex
 
 import pytest
 
@@ -70,6 +71,15 @@ def test_where_no_size_sees_enough_the_smallest_is_named_and_said_so(monkeypatch
     found = plan(0.01, "--config=modern.py")
     assert found["sizes"][found["chosen"]]["config"] == "modern.py:tiny"
     assert "none sees" in "\n".join(budget_plan.describe(found, []))
+
+
+def test_the_command_that_is_printed_can_be_run(monkeypatch):
+    """Whatever the values are, and however few the minutes."""
+    fake_times(monkeypatch)
+    found = plan(0.0001, "--config=modern.py:tiny")
+    rest = ["--config.phases=percent=50 length=64; length=128"]
+    *_, line = budget_plan.describe(found, rest)
+    assert shlex.split(line)[4:] == [*rest, "--config.total.steps=1", "--workdir=DIR"]
 
 
 def test_shares_of_phases(monkeypatch):

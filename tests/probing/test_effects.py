@@ -47,6 +47,20 @@ def test_without_confounding_all_agree():
     assert effects.effect(outputs)[1]["value"] == pytest.approx(EFFECT)
 
 
+def test_texts_that_all_have_the_concept_tell_no_difference():
+    outputs = draw(50)._replace(concept=np.ones(50, bool))
+    assert effects.conditional_expectation(outputs) is None
+    classes = {
+        "label": run_effects.Classes(("no", "yes"), None, np.zeros(50, np.int32)),
+        "concept": run_effects.Classes(("f", "m"), None, np.ones(50, np.int32)),
+    }
+    named = {"label": outputs.factual, "concept": outputs.factual}
+    found = run_effects.effects_of({"factual": named, "treated": named}, classes)
+    assert found["conexp"] is None
+    rest = {"rows": {"train": 50, "valid": 50}, "probes": {}}
+    assert "CONEXP      not told" in run_effects.describe(rest | found)
+
+
 def test_intervals_hold_what_they_say():
     """Of 300 samples, with noise in the classifiers, 95% hold the effect."""
     held = 0

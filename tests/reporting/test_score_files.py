@@ -157,6 +157,15 @@ def test_scores_in_a_page(tmp_path):
                      [["step", "2"], ["mrr@10", "0.5"]]]  # fmt: skip
 
 
+def test_a_page_replaces_no_scores(tmp_path):
+    run, file = make_run(tmp_path / "a"), tmp_path / "scores.json"
+    file.write_text('{"step": 1, "f1": 0.5}')
+    for flag in ("scores", "probes"):
+        with pytest.raises(UserError, match=f"is --{flag}, which it would replace"):
+            report.main([str(run), f"--out={file}", f"--{flag}={file}"])
+    assert file.read_text() == '{"step": 1, "f1": 0.5}'
+
+
 def test_scored_lines_of_several_models(tmp_path):
     file = tmp_path / "scores.jsonl"
     said = [LINE | {"model": m, "step": 2, "score": -3.0} for m in ("a", "b", "a")]
@@ -165,6 +174,18 @@ def test_scored_lines_of_several_models(tmp_path):
     assert [(title, t.rows[:2]) for title, t in found] == [
         ("a", [["step", 2], ["lines", 2]]), ("b", [["step", 2], ["lines", 1]]),
     ]  # fmt: skip
+
+
+def test_lines_of_several_scorers(tmp_path):
+    """Sums of ln p that are made in other ways are not added up."""
+    file, about = tmp_path / "scores.jsonl", {"model": "a", "step": 2}
+    said = [about | LINE | {"score": -3.0}]
+    said += [about | LINE | {"score": -5.0, "scorer": "lm"}]
+    file.write_text("\n".join(map(json.dumps, said)))
+    found = [dict(table.rows) for _, table in score_files.read_scores(str(file))]
+    assert [one["lines"] for one in found] == [1, 1]
+    assert found[0]["pseudo_log_likelihood"] == -3.0
+    assert found[1]["log_likelihood"] == -5.0 and found[1]["scorer"] == "lm"
 
 
 @pytest.mark.parametrize(
@@ -179,6 +200,7 @@ def test_scored_lines_of_several_models(tmp_path):
         ('{"step": 1, "f1": 1}\n{"step": 1, "a": [1]}', ", line 2: .*: a is no score"),
         ('{"step": 1, "a": {"b": [1]}}', ", line 1: .*: b is no score"),
         (json.dumps(LINE | {"score": "x"}), ", line 1: nothing that"),
+        (json.dumps(LINE | {"score": -1, "model": []}), ", line 1: nothing that"),
         (None, ": there is no such file"),
     ],
 )

@@ -3,6 +3,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -15,7 +16,7 @@ from bertjax.config.schema import base
 from bertjax.data.batches import Batches, batch_sha256
 from bertjax.models.config import EncoderConfig
 from bertjax.objectives.make_objective import make_objective
-from bertjax.scoring import own
+from bertjax.scoring import own, retrieval
 from bertjax.scoring.mlm_loss import Tally, make_guesser
 from bertjax.scoring.scorer import Scores
 
@@ -353,3 +354,16 @@ def test_what_is_guessed_costs_no_second_encoder():
     alone = flops(lambda p, b: objective.sums(p, b, None))
     both = flops(lambda p, b: (objective.sums(p, b, None), guess(p, b)))
     assert both == pytest.approx(alone, rel=0.02)
+
+
+def test_what_is_written_replaces_no_text(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("{}\n")
+    with pytest.raises(UserError, match=r"--mask_weights=.* is --text, which it would"):
+        given = "--model=nowhere", "--what=mlm", f"--text={file}"
+        evaluate.main([*given, f"--mask_weights={file}"])
+    none = dict.fromkeys(retrieval.FLAGS)
+    args = SimpleNamespace(**none | {"text": str(file), "mine": str(file)})
+    with pytest.raises(UserError, match=r"--mine=.* is --text, which it would replace"):
+        retrieval.check_mining(args, {"valid": None})
+    assert file.read_text() == "{}\n"

@@ -94,4 +94,12 @@ def test_two_entries():
 
 def test_no_records(tmp_path):
     with pytest.raises(UserError, match=r"--against=.*no speedrun\.json"):
-        records.read_records(tmp_path, "--against")
+        records.read_records(tmp_path, "--against", "cpu3h")
+
+
+def test_records_of_another_track(tmp_path):
+    text = json.dumps({"track": "cpu20m", "records": [record(0), record(1)]})
+    (tmp_path / records.FILE).write_text(text)
+    assert len(records.read_records(tmp_path, "--against", "cpu20m")) == 2
+    with pytest.raises(UserError, match="is an entry of --track=cpu20m, and this one"):
+        records.read_records(tmp_path, "--against", "cpu3h")
