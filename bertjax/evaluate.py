@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Score a language model on text: python -m bertjax.evaluate --workdir=DIR
+"""Score a model: python -m bertjax.evaluate --workdir=DIR
 
 --what=mlm    held-out loss of models that are compared: rows and masks are the same for
               all of one tokenizer, whatever they were trained with. Full sentences, one

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pretrain a masked language model: python -m bertjax.train --config=... --workdir=...
+"""Pretrain or finetune a model: python -m bertjax.train --config=... --workdir=...
 
 Repeat the command to resume: the run ends with the same parameters, bit for bit.
 """

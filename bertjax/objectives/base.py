@@ -3,9 +3,9 @@
 
 A module of this package (or any dotted name) exports `make_head()` or
 `make_objective(cfg)`; `config.objective = "mlm+nsp"` imports by name. Both may take
-options, numbers with a default: `"electra:generator=0.5"` (`objectives.parse`), and
-`tokens`, which is the tokenizer's TokenIds, and `teacher` (teacher.py), which are no
-options.
+options, arguments with a default (text, numbers, true or false):
+`"electra:generator=0.5"` (`objectives.parse`). Both may take `tokens`, which is the
+tokenizer's TokenIds, and `teacher` (teacher.py), which are no options.
 """
 
 import dataclasses
