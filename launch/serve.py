@@ -243,7 +243,11 @@ class Handler(BaseHTTPRequestHandler):
         self.reply(200, {"task": card["task"], "labels": card["labels"]})
 
     def do_POST(self):
-        size = int(self.headers.get("Content-Length") or 0)
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal():
+            self.close_connection = True  # where the next request begins nobody knows
+            return self.reply(411, {"error": "no Content-Length that is a number"})
+        size = int(length)
         if size > LARGEST:
             while size > 0 and self.rfile.read(min(size, LARGEST)):
                 size -= LARGEST  # who is still sending hears no answer
@@ -255,9 +259,12 @@ class Handler(BaseHTTPRequestHandler):
             texts = json.loads(body)["texts"]
             if not isinstance(texts, list):
                 raise ValueError("texts is no list")
-            self.reply(200, {"answers": self.server.model.answer(texts)})
-        except (ValueError, KeyError, TypeError) as error:
-            self.reply(400, {"error": f"{type(error).__name__}: {error}"})
+            status, said = 200, {"answers": self.server.model.answer(texts)}
+        except Exception as error:
+            is_theirs = isinstance(error, ValueError | KeyError | TypeError)
+            status = 400 if is_theirs else 500  # the model's
+            said = {"error": f"{type(error).__name__}: {error}"}
+        self.reply(status, said)
 
     def reply(self, status, content):
         body = json.dumps(content).encode()

@@ -2,6 +2,7 @@
 """Questions by the commands: what a checkpoint keeps, and predict answers by."""
 
 import json
+import shutil
 
 import pytest
 from conftest import read_rows
@@ -33,11 +34,13 @@ def write(path):
 
 
 @pytest.fixture(scope="module")
-def run(vocabulary, tmp_path_factory):
-    """A run of two steps: (its workdir, the questions)."""
-    folder = tmp_path_factory.mktemp("asking")
-    table = write(folder / "asked.json")
-    arguments = [
+def table(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("asking") / "asked.json")
+
+
+@pytest.fixture(scope="module")
+def questions_arguments(vocabulary, table):
+    return [
         "--config=finetune/qa.py:smoke",
         f"--config.data.vocab={vocabulary}",
         f"--config.data.train={table}",
@@ -53,8 +56,14 @@ def run(vocabulary, tmp_path_factory):
         "--config.task.stride=9",
         "--config.task.question_length=70",
     ]
-    train.main([*arguments, f"--workdir={folder / 'run'}"])
-    return folder / "run", table
+
+
+@pytest.fixture(scope="module")
+def run(questions_arguments, table):
+    """A run of two steps: (its workdir, the questions)."""
+    path = table.parent / "run"
+    train.main([*questions_arguments, f"--workdir={path}"])
+    return path, table
 
 
 def said(capsys, *arguments):
@@ -90,6 +99,23 @@ def test_predict_answers_by_the_threshold_of_the_evaluation(run, tmp_path, capsy
     for model in (str(path), str(theirs)):
         limits = predict_rows.open_finetuned(model).form.limits
         assert limits == (9, 70, 2) and limits != Limits()
+
+
+def test_a_last_evaluation_that_a_signal_broke_off_has_its_threshold(
+    run, questions_arguments, tmp_path
+):
+    path = tmp_path / "run"
+    shutil.copytree(run[0], path)
+    rows = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (path / "metrics.jsonl").write_text("".join(rows[:-1]))
+    checkpoint = path / "checkpoints/2"
+    meta = manifest.read_meta(checkpoint)
+    kept, meta["task"]["threshold"] = meta["task"]["threshold"], 0.0
+    (checkpoint / manifest.META).write_text(json.dumps(meta))
+    manifest.write_manifest(checkpoint)
+    train.main([*questions_arguments, f"--workdir={path}"])
+    assert read_rows(path)[-1]["eval/valid/threshold"] == kept
+    assert predict_rows.open_finetuned(str(path)).threshold == kept != 0
 
 
 def test_answers_that_are_elsewhere_are_all_in_a_file(run):

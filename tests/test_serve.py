@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """launch/serve.py: a client asks, what convert wrote answers."""
 
+import http.client
+import importlib.util
 import json
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -92,6 +95,34 @@ def test_blanks_by_jax_alone(vocabulary, environment, tmp_path):
         assert ask("/predict", " " * (1 << 21))[0] == 413
         assert ask("/other", "{}")[0] == 404
         assert predict(ask, []) == []
+
+
+def test_a_request_that_cannot_be_answered_is_told_so():
+    """Also where the model fails, and where the request has no length."""
+    spec = importlib.util.spec_from_file_location("serve", ROOT / "launch/serve.py")
+    serve = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(serve)
+
+    class Failing:
+        def answer(self, texts):
+            raise RuntimeError("out of memory")
+
+    server = serve.ThreadingHTTPServer(("127.0.0.1", 0), serve.Handler)
+    server.daemon_threads, server.model = True, Failing()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def post(length):
+        client = http.client.HTTPConnection(*server.server_address, timeout=20)
+        client.putrequest("POST", "/predict")
+        client.putheader("Content-Length", length)
+        client.endheaders(b'{"texts": ["x"]}')
+        found = client.getresponse()
+        return found.status, json.load(found)["error"]
+
+    assert post("16") == (500, "RuntimeError: out of memory")
+    assert post("many")[0] == post("-1")[0] == 411
+    server.shutdown()
+    server.server_close()
 
 
 @pytest.fixture

@@ -42,6 +42,11 @@ class Run(NamedTuple):
     total: int
     phases: tuple[phases.Phase, ...]
 
+    def objective_before(self, step: int) -> str:
+        """Return the objective of the phase that led to `step`, of which a course that
+        goes on from there has no batches where the next phase begins."""
+        return [p for p in self.phases if p.start < max(step, 1)][-1].objective
+
 
 def make_run(
     config: ConfigDict,

@@ -12,7 +12,7 @@ from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError, registry
 from bertjax.assembly import resolve
-from bertjax.checkpoints import manifest, workdir_kinds
+from bertjax.checkpoints import manifest, workdir, workdir_kinds
 from bertjax.config import cli, schema, serialize
 from bertjax.interop import (
     generation_config,
@@ -117,6 +117,11 @@ def open_model(path: str, flag: str, say: Say = cli.say) -> LoadedModel:
     if checkpoint is None:
         return open_directory(directory, flag, say)
     meta = manifest.read_meta(checkpoint)
+    if "threshold" in meta.get("task", {}):
+        # An evaluation that a signal broke off was made anew after the checkpoint.
+        scores = workdir.scores_of(directory, meta["step"])
+        found = (v for k, v in scores.items() if k.endswith("/threshold"))
+        tasks.learn(meta, {"threshold": next(found, None)})
     tokenizer = directories.read_directory(directory / "tokenizer", load_tokenizer)
     if tokenizer.identity != meta["tokenizer"]:
         raise UserError(f"{directory}/tokenizer is not the one of {checkpoint}")

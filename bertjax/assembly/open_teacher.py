@@ -124,10 +124,12 @@ def check_fit(
             f"{where} has another tokenizer than data.vocab={config.data.vocab}: a "
             "student reads its teacher's ids; leave data.vocab out"
         )
-    if config.data.length > model.cfg.max_length:
+    phases = (phase.length for phase in resolve.wanted_phases(config))
+    longest = max(config.data.length, *phases)
+    if longest > model.cfg.max_length:
+        key = "data.length" if longest == config.data.length else "phases: length"
         raise UserError(
-            f"{where} reads {model.cfg.max_length} tokens, and data.length is "
-            f"{config.data.length}"
+            f"{where} reads {model.cfg.max_length} tokens, and {key} is {longest}"
         )
     known = model.meta.get("task", {}).get("labels", [])
     if [*known] != [*labels]:

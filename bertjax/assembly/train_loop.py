@@ -294,8 +294,8 @@ class TrainLoop(Loop):
         if run.config.eval.ema and average is not None:
             params = average
         size, examples, found = run.eval_rows, run.config.eval.examples or None, {}
-        last = self.planned.course.at(max(self.state.step - 1, 0))
-        part = run.parts[last.objective]
+        last = self.planned.objective_before(self.state.step)
+        part = run.parts.get(last, run.parts[""])  # a changed config may lack it
         for name, rows in part.valid.items():
             host = rows.eval_batches(size, examples, feed.local_rows(mesh, size))
             fed = feed.to_devices(host, mesh, itertools.repeat(size))

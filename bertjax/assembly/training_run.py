@@ -378,8 +378,8 @@ class TrainingRun:
             log(describe_budget(config.budget_minutes, total, config.budget_clock))
         with jax.set_mesh(mesh):
             lengths = (stage.length for stage in course.stages)
-            steps = any("attention_steps" in stage.specs for stage in course.stages)
-            backend = attention.describe_backend(self.cfg, lengths, steps)
+            arrays = {name for stage in course.stages for name in stage.specs}
+            backend = attention.describe_backend(self.cfg, lengths, arrays)
             log(f"attention: {backend}")
         for line in course.lines():
             log(line)

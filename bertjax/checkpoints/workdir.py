@@ -63,10 +63,17 @@ def git_commit() -> str | None:
     return done.stdout.strip() or None if done.returncode == 0 else None
 
 
+def scores_of(workdir: Any, step: int) -> dict[str, Any]:
+    """Return {"eval/SET/METRIC": value} of a step's evaluation in metrics.jsonl; {}
+    where it holds none."""
+    rows = map(json.loads, rows_up_to(workdir / "metrics.jsonl", step, '"eval/'))
+    own = (row.items() for row in rows if row["step"] == step)
+    return {k: v for items in own for k, v in items if k.startswith("eval/")}
+
+
 def has_scores(workdir: Any, step: int) -> bool:
     """True when metrics.jsonl holds an evaluation of this step."""
-    rows = map(json.loads, rows_up_to(workdir / "metrics.jsonl", step))
-    return any(r["step"] == step and any(k[:5] == "eval/" for k in r) for r in rows)
+    return bool(scores_of(workdir, step))
 
 
 def rows_up_to(path: Any, step: int, holding: str = "") -> list[str]:

@@ -118,8 +118,8 @@ class Target:
     def attention(self, shape: Shape) -> str:
         """Name the attention backend of a step, and say why it is no other."""
         with jax.set_mesh(self.mesh):
-            steps = "attention_steps" in self.specs(shape)
-            return attention.describe_backend(self.cfg, [shape.length], steps)
+            arrays = self.specs(shape)
+            return attention.describe_backend(self.cfg, [shape.length], arrays)
 
     @functools.cached_property
     def evaluation(self) -> dict[str, Any]:

@@ -100,8 +100,7 @@ def compile_step(
         fed = multi_step.to_devices(source, mesh, sizes, counts, most)
     on_devices = [*fed]
     with jax.set_mesh(mesh):
-        steps = "attention_steps" in batches[0]
-        backend = attention.describe_backend(cfg, [config.data.length], steps)
+        backend = attention.describe_backend(cfg, [config.data.length], batches[0])
         begun = time.perf_counter()
         compiled = call.lower(current, on_devices[0]).compile()
         compile_seconds = time.perf_counter() - begun

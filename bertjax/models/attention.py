@@ -3,7 +3,7 @@
 
 import functools
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 import jax
@@ -123,11 +123,11 @@ def _refuse_fused(length: int, heads: int, width: int, kind: MaskKind) -> str:
 
 
 def describe_backend(
-    cfg: EncoderConfig, lengths: Iterable[int], steps: bool = False
+    cfg: EncoderConfig, lengths: Iterable[int], arrays: Container[str] = ()
 ) -> str:
     """Say in a line which backend trains on rows of these lengths, and why no other.
 
-    Under the mesh of the run. steps: whether its batches have attention_steps. Raises
+    Under the mesh of the run. arrays: the names of those that its batches have. Raises
     UserError as `attend` does.
 
     >>> describe_backend(cfg, [128])  # on a GPU
@@ -137,7 +137,7 @@ def describe_backend(
     for length in sorted({*lengths}):
         shape = (1, length, cfg.num_attention_heads, cfg.head_dim)
         rate, dtype = cfg.attention_probs_dropout_prob, jnp.dtype(cfg.dtype)
-        kind = mask_kind(cfg, steps)
+        kind = mask_kind(cfg, *(f"attention_{x}" in arrays for x in ("steps", "edges")))
         name, refused = choose_backend(cfg.attention, shape, rate, dtype, kind)
         why = "; ".join(f"not {other}: {reason}" for other, reason in refused.items())
         chosen.setdefault(name + f" ({why})" * bool(why), []).append(str(length))

@@ -288,14 +288,18 @@ def queries_keys_values(
 
 
 def layer_vectors(
-    layer: Params, cfg: EncoderConfig, x: jax.Array
+    layer: Params, cfg: EncoderConfig, x: jax.Array, earlier: Earlier = NOTHING
 ) -> dict[str, jax.Array]:
     """Return what a layer's attention makes of its input x [B, L, D], all heads side by
-    side: {"query", "key", "value"}, [B, L, H K] each, before rotary positions."""
+    side: {"query", "key", "value"}, [B, L, H K] each, before rotary positions.
+
+    earlier: what it reads of layers before the last one, as apply_layer has it.
+    """
     b, length, d = x.shape
-    each = queries_keys_values(layer["attention"], cfg, x.reshape(-1, d), {})
-    names = "query", "key", "value"
-    return {k: y.reshape(b, length, -1) for k, y in zip(names, each, strict=True)}
+    x = read_earlier(layer, x, earlier).reshape(-1, d)
+    q, k, v = queries_keys_values(layer["attention"], cfg, x, {})
+    each = {"query": q, "key": k, "value": mix_values(layer, v, earlier)}
+    return {name: y.reshape(b, length, -1) for name, y in each.items()}
 
 
 def project(params: Params, name: str, cfg: EncoderConfig, x: jax.Array) -> jax.Array:

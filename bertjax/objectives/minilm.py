@@ -14,8 +14,9 @@ from bertjax import UserError
 from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import EncodedInside
 from bertjax.models.layers import Params
+from bertjax.models.skips import Earlier
 from bertjax.models.stacked_layers import take_layer
-from bertjax.models.transformer_layer import layer_vectors
+from bertjax.models.transformer_layer import first_values, layer_vectors
 from bertjax.objectives.base import NOWHERE, Batch, Head, Sum
 from bertjax.objectives.losses import kl_divergence
 from bertjax.objectives.task_head import real_tokens
@@ -77,9 +78,10 @@ def make_head(
     ) -> dict[str, Sum]:
         if teacher is None:
             return {}
-        at = layer - 1 if layer else -1
-        known = teacher.encode(params, batch, depths=(at,)).inner[0]
-        own = vectors_of(params["encoder"], cfg, encoded.inner[0], -1)
+        n = teacher.cfg.num_hidden_layers
+        at = (layer or n) - 1
+        known = teacher.encode(params, batch, depths=(at, 0, (n - at) % n)).inner
+        own = vectors_of(params["encoder"], cfg, encoded.inner, -1)
         theirs = vectors_of(params[TEACHER]["encoder"], teacher.cfg, known, at)
         count = heads or teacher.cfg.num_attention_heads
         return {
@@ -105,19 +107,31 @@ def make_head(
         reads=NOWHERE,
         coefficients={f"{k}_relation_loss": weigh[k] for k in pairs},
         flops=flops,
-        inner=(-1,),
+        inner=(-1, 0, 1),
         needs_teacher=True,
         init_teacher=teacher and teacher.init,
     )
 
 
 def vectors_of(
-    params: Params, cfg: EncoderConfig, x: jax.Array, layer: int
+    params: Params, cfg: EncoderConfig, inner: tuple[jax.Array, ...], layer: int
 ) -> dict[str, jax.Array]:
-    """Return queries, keys and values of an encoder's layer, given its input x."""
-    groups = cfg.groups
-    own = take_layer(params["layers"], groups[layer], groups[-1] + 1)
-    return layer_vectors(own, cfg, x)
+    """Return queries, keys and values of an encoder's layer.
+
+    inner: its input, that of the first layer, and the result which unet_skips give it
+    (skips.py), read where the layer has them.
+    """
+    groups, (x, first, result) = cfg.groups, inner
+    own, begin = (
+        take_layer(params["layers"], group, groups[-1] + 1)
+        for group in (groups[layer], 0)
+    )
+    earlier = Earlier(
+        first if cfg.embedding_skip else None,
+        first_values(begin, cfg, first) if cfg.value_skip else None,
+        result if "unet_skips" in own else None,
+    )
+    return layer_vectors(own, cfg, x, earlier)
 
 
 def relation_divergence(

@@ -143,8 +143,11 @@ def find_writer(name: str) -> type:
         module, _, attribute = name.rpartition(".")
         try:
             found = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError, ValueError) as e:
-            raise UserError(f"log.writers: {name!r} cannot be imported: {e}") from e
+        except Exception as e:  # whatever a module from outside may do
+            reason = f"{type(e).__name__}: " + " ".join(str(e).split())
+            raise UserError(
+                f"log.writers: {name!r} cannot be imported: {reason}"
+            ) from e
         if not isinstance(found, type) or not hasattr(found, "write"):
             raise UserError(f"log.writers: {name!r} is no class with a method `write`")
         return found

@@ -8,7 +8,10 @@ import pytest
 
 from bertjax import RunError
 from bertjax.assembly import train_loop
+from bertjax.assembly.batches import Run
 from bertjax.assembly.train_loop import TrainLoop
+from bertjax.data.batches import Course
+from bertjax.data.phases import Phase
 from bertjax.training.loop import LoopState
 
 
@@ -80,3 +83,36 @@ def test_drain_hears_of_a_signal_and_of_a_loss_that_is_not_finite(drained):
         patch.setattr(train_loop.manifest, "steps", lambda path: [2])
         with pytest.raises(RunError, match="train/loss not finite; the last good"):
             drained([(1, 1, metrics(loss=np.nan))], guard=strict)
+
+
+@pytest.mark.parametrize("step, scored", [(0, "clm"), (4, "clm"), (5, "")])
+def test_a_resumed_run_is_scored_by_the_phase_that_ends_there(step, scored):
+    """Where it goes on there are no batches of that phase any more."""
+    phases = tuple(Phase(at, 0, 9, 8, 32, None, x) for at, x in ((0, "clm"), (4, "")))
+    course = Course((SimpleNamespace(start=4, objective=""),))
+    rows = SimpleNamespace(eval_batches=lambda *_: None)
+    parts = {
+        name: SimpleNamespace(
+            valid={"valid": rows}, evaluate=lambda name=name, **_: name
+        )
+        for name in ("clm", "")
+    }
+    loop = fake(
+        planned=Run(course, 8, phases),
+        run=SimpleNamespace(
+            mesh=None,
+            parts=parts,
+            eval_rows=8,
+            config=SimpleNamespace(eval=SimpleNamespace(ema=False, examples=0)),
+        ),
+        train_state=SimpleNamespace(params=None, ema=None, frozen=None),
+        state=LoopState(step=step, total=8),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train_loop.feed, "local_rows", lambda *_: None)
+        patch.setattr(train_loop.feed, "to_devices", lambda *_: ())
+        patch.setattr(train_loop.feed, "with_flag", lambda *_: ())
+        patch.setattr(
+            train_loop.step, "run_eval", lambda evaluate, *_: {"by": evaluate()}
+        )
+        assert TrainLoop._score(loop) == {"valid": {"by": scored}}

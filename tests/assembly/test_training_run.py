@@ -2,6 +2,7 @@
 """What a run refuses before it reads its text."""
 
 import importlib
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from ml_collections import config_flags
 
 from bertjax import UserError, train
 from bertjax import config as c
+from bertjax.assembly.open_teacher import check_fit
 from bertjax.assembly.training_run import check_before_text
 from bertjax.parallel.mesh import make_mesh
 
@@ -32,6 +34,20 @@ def test_what_is_refused_before_the_text_is_read(key, value, message):
     config_flags.config_path.set_value(key, config, value)
     with pytest.raises(UserError, match=message):
         check_before_text(config, mesh)
+
+
+@pytest.mark.parametrize("phases", ["", "steps=4 length=64; length=32"])
+def test_a_teacher_reads_the_rows_of_all_phases(phases):
+    config = c.load_config("bert.py:smoke")
+    config.data.length, config.phases = 32 if phases else 64, phases
+    pieces = SimpleNamespace(kind="", pieces=[], lower_case=True, roles={})
+    cfg = SimpleNamespace(max_length=32)
+    teacher = SimpleNamespace(tokenizer=pieces, cfg=cfg, meta={})
+    key = "phases: length" if phases else r"data\.length"
+    with pytest.raises(UserError, match=f"reads 32 tokens, and {key} is 64"):
+        check_fit(config, teacher, pieces, [])
+    cfg.max_length = 64
+    check_fit(config, teacher, pieces, [])
 
 
 def test_lengths_in_other_units_than_steps_wait_for_the_text():

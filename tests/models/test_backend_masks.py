@@ -146,9 +146,11 @@ def test_how_long_rows_the_fused_kernel_takes(monkeypatch):
 
 def test_a_choice_says_why():
     cfg = EncoderConfig(100, 768, 12, 12, 3072, attention="tpu", dtype="bfloat16")
-    said = describe_backend(cfg, [96], steps=True)
+    said = describe_backend(cfg, [96], ["attention_steps"])
     assert said.startswith("xla (not fused: rows of 96 tokens")
     assert "\n" not in said
+    said = describe_backend(cfg, [128], ["attention_edges"])
+    assert said.startswith("xla (not fused: it takes no attention_edges; ")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from conftest import ENCODERS, ROOT, tiny_encoder, train_steps
 
 from bertjax import UserError
+from bertjax.models.config import SKIPS
 from bertjax.objectives import minilm
 from bertjax.objectives.make_objective import make_objective
 from bertjax.objectives.teacher import Teacher
@@ -161,6 +162,24 @@ def test_a_twin_has_the_teachers_relations(kind):
     assert abs(value) < 1e-5
     assert max(float(np.abs(g).max()) for g in jax.tree.leaves(gradient)) < 1e-4
     assert len(objective.weights(batch)) == 4
+
+
+@pytest.mark.parametrize("layer", [3, 4])
+@pytest.mark.parametrize("skip", SKIPS)
+def test_relations_have_what_a_layer_reads_of_earlier_ones(skip, layer):
+    cfg = dataclasses.replace(CFG, num_hidden_layers=4, **{skip: True})
+    objective, own = twin(f"minilm:layer={layer}", cfg)
+    batch = make_batch("minilm")
+
+    def relations(teacher):
+        return sum(values(objective, {**own, "teacher": teacher}, batch).values())
+
+    layers = own["encoder"]["layers"]
+    name = "early" if skip == "unet_skips" else "first"
+    scalars = layers[skip][name].at[layer - 5].add(1.0)  # of this layer alone
+    layers = {**layers, skip: {**layers[skip], name: scalars}}
+    other = {"encoder": {**own["encoder"], "layers": layers}}
+    assert abs(relations(other) - relations(own)) > 1e-5
 
 
 def test_relations_by_the_layers_own_products():

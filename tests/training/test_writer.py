@@ -152,9 +152,13 @@ def test_names(tmp_path, monkeypatch):
         ("tensorbord", "did you mean 'tensorboard'"),
         ("no.such.Writer", "cannot be imported"),
         ("json.NoWriter", "cannot be imported"),
+        (".their.Writer", "cannot be imported: TypeError"),
+        ("unfinished_writer.Writer", "cannot be imported: SyntaxError"),
     ],
 )
-def test_unknown_writers(name, word):
+def test_unknown_writers(name, word, tmp_path, monkeypatch):
+    (tmp_path / "unfinished_writer.py").write_text("class Writer(\n")
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match=word):
         w.find_writer(name)
 
