@@ -52,7 +52,7 @@ class ChosenLayers:
     def __init__(
         self, source: Any, text: str, wanted: Mapping[str, tuple[int, ...]]
     ) -> None:
-        self.source = source
+        self.source, self.wanted = source, wanted
         self.shapes = dict(source.describe())
         if TYPES not in wanted:
             self.shapes.pop(TYPES, None)
@@ -78,10 +78,12 @@ class ChosenLayers:
         return f"{self.source}, layers {', '.join(map(str, self.layers))}"
 
     def _rows(self, path: str) -> list[int]:
-        """Return which entries of a stacked leaf are taken; the first layers may lack
-        it, and of a student's layers then those that stand in their place."""
+        """Return which entries of a stacked leaf are taken; the first layers of either
+        model may lack it, of U-Net's skips half of them."""
         lacking = self.depth - self.shapes[path][0]
-        return [layer - lacking for layer in self.layers[lacking:]]
+        count = len(self.layers)
+        own = self.layers[count - self.wanted.get(path, (count,))[0] :]
+        return [layer - lacking for layer in own if layer >= lacking]
 
     def describe(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the leaves by path."""

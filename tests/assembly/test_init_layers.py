@@ -48,6 +48,18 @@ def test_even_layers_ascend_from_the_first_to_the_last(depth, count):
     assert layers[0] == 0 and (count == 1 or layers[-1] == depth - 1)
 
 
+def test_skips_that_half_of_the_layers_have():
+    """Each of a student's layers has those of the layer that it comes from."""
+    skips, model = "encoder/layers/unet_skips/early", Model()
+    model.leaves[skips] = np.arange(6, 12)
+    chosen = ChosenLayers(model, "even", {**shapes(6), skips: (3,)})
+    assert chosen.describe() == {**shapes(6), skips: (3,)}
+    assert chosen.read(skips).tolist() == [7, 9, 11]
+    # The third of these comes from a layer without: what is there does not fit.
+    chosen = ChosenLayers(model, "0,1,2,3,10,11", {**shapes(6), skips: (3,)})
+    assert chosen.describe()[skips] == (2,)
+
+
 @pytest.mark.parametrize(
     "text, layers",
     [("even", [0, 2, 4, 7, 9, 11]), ("0,1,2,9,10,11", [0, 1, 2, 9, 10, 11])],
