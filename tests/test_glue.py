@@ -246,7 +246,14 @@ def swept(folder, tmp_path, monkeypatch):
     def run(given, seeds, lrs, at_once, path, stop):
         if path.name == "mnli":
             raise UserError("train.tsv:3: is wrong")
-        row = {"valid": "valid", "metric": "matthews", "lr": 1e-5, "n": 1, "std": None}
+        row = {
+            "valid": "valid",
+            "metric": "matthews",
+            "lr": 1e-5,
+            "n": 1,
+            "std": None,
+            "lost": 0,
+        }
         row |= {"median": 0.5, "min": 0.5, "max": 0.5}
         return {"spread": [row], "best": row}
 

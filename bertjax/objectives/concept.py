@@ -7,6 +7,7 @@ has none. Which words are the concept's the host says (data.concept).
 """
 
 import dataclasses
+import zlib
 from typing import Any
 
 import jax
@@ -76,7 +77,7 @@ def make_label_head(
         x = encoded.hidden if of == "words" else means(encoded.hidden, batch)
         if reverse:
             x = reverse_gradient(x, reversal_strength(batch, *reverse))
-        rng = fold_in(rng, KEY + len(name))
+        rng = fold_in(rng, KEY + zlib.crc32(name.encode()) % KEY)  # each its own
         args = heads.task_logits(params[name], own(cfg), x, rng), labels, weigh(batch)
         loss = cross_entropy(*args)
         return {f"{name}_loss": loss, f"{name}_accuracy": accuracy(*args)}

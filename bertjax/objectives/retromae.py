@@ -213,7 +213,9 @@ def decode(
     """
     rngs = (None, None, None) if rng is None else jax.random.split(rng, 3)
     embeddings = params["encoder"]["embeddings"]
-    text = embed(embeddings, cfg, {**batch, "input_ids": batch["retromae_ids"]}, rng)
+    given = {**batch, "input_ids": batch["retromae_ids"]}
+    # split(rng)[i] is fold_in(rng, i), which embed takes too.
+    text = embed(embeddings, cfg, given, fold_in(rng, OWN_KEYS))
     b, length, d = text.shape
     places = batch.get("position_ids", count_up(length)[None])
     text = jnp.where((places == 0)[..., None], vectors, text)

@@ -70,8 +70,8 @@ def read_scores(name: str) -> list[Titled]:
             objects = []
             for (model, *rest), lines in models.items():
                 about = zip(("step", "scorer"), rest, strict=True)
-                said = {k: v for k, v in about if v is not None}
-                objects.append((1, {"model": model, **said, **total(lines)}))
+                labels = {k: v for k, v in about if v is not None}
+                objects.append((1, {"model": model, **labels, **total(lines)}))
         except (TypeError, AttributeError):
             raise refusal(name, 1, "scored lines of another kind") from None
     tables: list[Titled] = []

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reversed gradient and the heads of a concept and of a control."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -101,6 +103,18 @@ def test_a_control_leaves_out_words_of_the_concept():
         f"{n}_{m}" for n in ("mlm", "concept", "control") for m in ("loss", "accuracy")
     }
     assert sums["control_loss"].weight == 7
+
+
+def test_heads_drop_different_numbers():
+    cfg = dataclasses.replace(CFG, hidden_dropout_prob=0.5)
+    objective, _ = make_objective("mlm+concept:of=texts+control:of=texts", cfg)
+    params = objective.init(jax.random.key(0))
+    params["control"] = params["concept"]
+    data = batch() | {"control_texts": batch()["concept_texts"]}
+    sums = objective.sums(params, data, jax.random.key(1))
+    assert sums["concept_loss"].value != sums["control_loss"].value
+    plain = objective.sums(params, data, None)
+    assert plain["concept_loss"].value == plain["control_loss"].value
 
 
 def test_rows_that_fill_up_weigh_nothing():
