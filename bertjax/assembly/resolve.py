@@ -22,7 +22,7 @@ from bertjax.data.tokenizers import stream_vocab
 from bertjax.data.tokenizers.stream_vocab import read_streams
 from bertjax.models.config import EncoderConfig, read_id_streams
 from bertjax.models.families import FAMILIES, in_effect
-from bertjax.objectives import BEFORE, CAUSAL, parse
+from bertjax.objectives import BEFORE, CAUSAL, part_names
 
 SPELLED = {"num_hidden_layers", "hidden_size", "num_attention_heads"}
 
@@ -180,7 +180,7 @@ def reads_before(config: ConfigDict) -> bool:
     """Whether a model predicts a masked token one place to the left of it: the first
     that counts of what it has learnt to fill masks by."""
     for objective in learnt_objectives(config):
-        names = {part.name for part in parse(objective) if part.rows != 0}
+        names = part_names(objective)
         if names - CAUSAL:
             return not names.isdisjoint(BEFORE)
     return False

@@ -104,7 +104,7 @@ def open_left(opened: LoadedModel, lm: sequence_scorers.LanguageModel) -> TextMo
     cfg, has_steps = lm.causal
     cfg = dataclasses.replace(cfg, pooler=False)
     tokenizer, ids = lm.tokenizer, opened.generation
-    names = set().union(*map(sequence_scorers.names_of, lm.learnt))
+    names = set().union(*map(objectives.part_names, lm.learnt))
     begin = () if tokenizer.cls_id == tokenizer.sep_id else (tokenizer.cls_id,)
     pad = tokenizer.pad_id if ids.pad_token_id is None else ids.pad_token_id
     return TextModel(

@@ -14,6 +14,7 @@ from bertjax.config import cli
 from bertjax.inference import embed_index, embed_texts
 from bertjax.inference.predict_rows import answer, open_finetuned
 from bertjax.tasks import prepare_task, tables
+from bertjax.tasks.open_questions import id_of
 from bertjax.tasks.passage_index import PassageIndex
 from bertjax.tasks.task_type import find_task_type
 
@@ -37,7 +38,7 @@ def answer_from_index(
     `ctxs`, its passages. writes: whether it has to be one that writes texts. Raises
     UserError for one of another kind, before anything is searched.
     """
-    names = [str(row.get("id", i)) for i, row in enumerate(questions)]
+    names = [id_of(row, i) for i, row in enumerate(questions)]
     pairs = zip(names, questions, strict=True)
     empty = [name for name, row in pairs if not row["question"].strip()]
     tables.report(cli.say, empty, "empty question", ", kept")

@@ -60,3 +60,8 @@ def parse(objective: str) -> list[Part]:
             "rows of a group are its own, such as mntp*15+clm*1"
         )
     return parts
+
+
+def part_names(objective: str) -> set[str]:
+    """Return the names of an objective's parts that have rows."""
+    return {part.name for part in parse(objective) if part.rows != 0}

@@ -18,7 +18,7 @@ from bertjax.assembly import models, resolve
 from bertjax.data.masking.vocab_tables import make_tables
 from bertjax.inference import fill_blanks
 from bertjax.interop.hf_read import Imported
-from bertjax.objectives import BEFORE, CAUSAL, parse
+from bertjax.objectives import BEFORE, CAUSAL, part_names
 from bertjax.scoring import masked_bound, pseudo_likelihoods
 from bertjax.scoring.token_rows import Row, Window, causal_row, make_row_scorer
 
@@ -52,7 +52,7 @@ class LanguageModel(NamedTuple):
     def causal(self) -> tuple[Any, bool]:
         """The architecture whose tokens see those before them alone, as training has
         it, and whether attention_steps say so: of an encoder without clm they do."""
-        names = set().union(*map(names_of, self.learnt))
+        names = set().union(*map(part_names, self.learnt))
         if self.cfg.is_decoder or "clm" in names:
             return dataclasses.replace(self.cfg, is_decoder=True), False
         return self.cfg, True
@@ -148,7 +148,7 @@ def find_scorers(is_decoder: bool, learnt: Sequence[str]) -> list[str]:
     """
     found = []
     for objective in learnt:
-        names = names_of(objective)
+        names = part_names(objective)
         found += ["mntp"] if names & BEFORE else []
         if names - CAUSAL - BEFORE:  # what is neither fills masks where they are
             found += ["elbo", "pll"] if "diffusion" in names else ["pll"]
@@ -161,11 +161,6 @@ def fills_masks(able: Sequence[str]) -> bool:
     """Whether a model with some scorers predicts masked tokens, where they stand or
     from the place before them."""
     return not {"pll", "mntp"}.isdisjoint(able)
-
-
-def names_of(objective: str) -> set[str]:
-    """Return the names of an objective's parts that have rows."""
-    return {part.name for part in parse(objective) if part.rows != 0}
 
 
 def pick_scorer(

@@ -3,7 +3,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,12 @@ def parse_questions(
         return [cells for cells, _ in found]
     lines = [line.strip() for line in text.split("\n")]
     return [{column: line} for line in lines if line]
+
+
+def id_of(cells: Mapping[str, Any], number: int) -> str:
+    """Return the id of a question, or its number where it has none."""
+    own = cells.get("id")
+    return str(number if own is None else own)
 
 
 def answers_of(row: Row, column: str) -> list[str]:

@@ -16,9 +16,7 @@ import numpy as np
 
 from bertjax import UserError
 from bertjax.tasks.task_rows import Batch, Form, Ragged
-from bertjax.tasks.text_rows import lay_out
-
-BATCH = 256  # contexts encoded at a time
+from bertjax.tasks.text_rows import encode_with_chars, lay_out
 
 
 # ------------------------------------------------------------------ files
@@ -225,15 +223,7 @@ def featurize(asked: Questions, tokenizer: Any, length: int, form: Form) -> Wind
             f"{2 + separators} special ones"
         )
     questions = asked.questions
-    pieces: list[list[int]] = []
-    of_pieces = [np.zeros((0, 2), np.int32)]
-    for at in range(0, len(asked.contexts), BATCH):
-        for ids, spans in tokenizer.encode_with_offsets(
-            asked.contexts[at : at + BATCH]
-        ):
-            pieces.append(ids)
-            of_pieces.append(np.array(spans, np.int32).reshape(-1, 2))
-    contexts, chars = Ragged.of(pieces), np.concatenate(of_pieces)
+    contexts, chars = encode_with_chars(tokenizer, asked.contexts)
     whole = tokenizer.encode_batch([q.text for q in questions])
     texts = Ragged.of([ids[:question_length] for ids in whole])
     context = np.array([q.context for q in questions], np.int64)

@@ -22,6 +22,7 @@ from bertjax.tasks.metrics import METRICS
 from bertjax.tasks.tables import NUMBER, Row, Say, report, silent
 from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Ragged, Rows, short
 
+BATCH = 256  # texts encoded at a time
 FEW = 10  # rows, or classes, that need no doubt
 WHOLE = re.compile(r"-?[0-9]{1,18}")  # what int() reads, and no "²"
 
@@ -275,3 +276,17 @@ def scores_of(rows: Sequence[Row], column: str) -> np.ndarray:
         what = f"the {column} {cells[i]!r} has to be a number"
         raise UserError(f"{rows[i].place}: {what}")
     return out
+
+
+def encode_with_chars(
+    tokenizer: Any, texts: Sequence[str]
+) -> tuple[Ragged, np.ndarray]:
+    """Encode texts, and say of each token where in its text it stands: the characters
+    [begin, end), i32 [tokens, 2]."""
+    pieces: list[list[int]] = []
+    chars = [np.zeros((0, 2), np.int32)]
+    for at in range(0, len(texts), BATCH):
+        for ids, spans in tokenizer.encode_with_offsets(texts[at : at + BATCH]):
+            pieces.append(ids)
+            chars.append(np.array(spans, np.int32).reshape(-1, 2))
+    return Ragged.of(pieces), np.concatenate(chars)

@@ -22,7 +22,7 @@ from ml_collections.config_dict import ConfigDict
 from bertjax import UserError, counted
 from bertjax.data.rendering import decode
 from bertjax.tasks import tables, text_rows
-from bertjax.tasks.open_questions import answers_of, find_answers, passages_of
+from bertjax.tasks.open_questions import answers_of, find_answers, id_of, passages_of
 from bertjax.tasks.passage_index import Passage, PassageIndex, check_vectors
 from bertjax.tasks.retrieval_options import check_pooling, hidden_size, index_facts
 from bertjax.tasks.span_answers import best_spans
@@ -300,8 +300,7 @@ def make_rows(
     members: list[list[int]] = []
     of_index: dict[int, int] = {}
     for i, row in enumerate(read):
-        name = row.cells.get("id")
-        names.append(str(i if name is None else name))
+        names.append(id_of(row.cells, i))
         golds.append(answers_of(row, form.label) if labelled else [])
         own = passages_of(row, listed)
         shown.append(own)
@@ -314,12 +313,7 @@ def make_rows(
                 of_index[number] = index.row_of(cells, row.place)
         scores.append([cells["score"] for cells in own])
     asked = tokenizer.encode_batch([text_rows.text_of(row, asking) for row in read])
-    encoded = tokenizer.encode_with_offsets([*texts])
-    passages = Ragged.of([ids for ids, _ in encoded])
-    chars = np.concatenate(
-        [np.zeros((0, 2), np.int32)]
-        + [np.array(spans, np.int32).reshape(-1, 2) for _, spans in encoded]
-    )
+    passages, chars = text_rows.encode_with_chars(tokenizer, [*texts])
     width = max(map(len, members), default=0)
     if not width:
         raise UserError(f"{read[0].place}: no question has a passage ({listed})")
