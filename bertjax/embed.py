@@ -31,9 +31,8 @@ from bertjax.inference.embed_texts import Embedder, narrow, open_embedder
 from bertjax.interop.sentence_transformers import Sentences
 from bertjax.storage import atomic, directories
 from bertjax.tasks import tables
+from bertjax.tasks.passage_index import WORDS
 from bertjax.tasks.search import MultiVectors, Sparse
-
-WORDS = 100  # of a passage
 
 FLAGS = {
     **shared("model"),
@@ -113,7 +112,7 @@ def make_index(args: Any) -> int:
                 "made for"
             )
     folder, more = Path(args.index).expanduser(), (args.dtype, args.weights)
-    todo = args.model, folder, args.text, args.words or WORDS, args.batch_size
+    todo = args.model, folder, args.text, args.words, args.batch_size
     with directories.lock(folder, "--index", "writes it"):
         embed_index.make_index(*todo, cli.say, *more)
     return 0
