@@ -114,8 +114,9 @@ def open_compressor(args: Any, recipes: Sequence[Any]) -> Any:
         seed=args.seed,
     )
     reads = calibrated or (recovery and not recovery.rows)
-    if args.text and not reads:
-        cli.say(f"{recipes[0].method} reads no text: --text={args.text} is not read")
+    is_read = {"text": reads, "length": reads, "rows": calibrated, "seed": recovery}
+    for name in (name for name in is_read if not is_read[name] and args[name].present):
+        cli.say(f"--{name}={args[name].value} is not read by {recipes[0].method}")
     path = open_models.at_step(args.model, args.step)
     opened = open_models.open_model(path, "--model")
     opened.config.dtype = "float32"

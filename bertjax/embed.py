@@ -29,11 +29,10 @@ from bertjax.inference import embed_index
 from bertjax.inference.embed_file import embed_file
 from bertjax.inference.embed_texts import Embedder, narrow, open_embedder
 from bertjax.interop.sentence_transformers import Sentences
-from bertjax.storage import atomic
+from bertjax.storage import atomic, directories
 from bertjax.tasks import tables
+from bertjax.tasks.passage_index import WORDS
 from bertjax.tasks.search import MultiVectors, Sparse
-
-WORDS = 100  # of a passage
 
 FLAGS = {
     **shared("model"),
@@ -90,7 +89,8 @@ def main(argv: Sequence[str]) -> int:
         path = str(Path(args.text).expanduser())
         try:
             todo = model, path, out, args.batch_size, args.width, cli.say
-            (rows, width), cut, empty = embed_file(*todo)
+            with directories.lock(out, "--out", "writes it"):
+                (rows, width), cut, empty = embed_file(*todo)
         except OSError as e:
             why = f"cannot be written: {e.strerror or e}"
             raise UserError(f"--out={out} {why}") from e
@@ -112,8 +112,9 @@ def make_index(args: Any) -> int:
                 "made for"
             )
     folder, more = Path(args.index).expanduser(), (args.dtype, args.weights)
-    todo = args.model, folder, args.text, args.words or WORDS, args.batch_size
-    embed_index.make_index(*todo, cli.say, *more)
+    todo = args.model, folder, args.text, args.words, args.batch_size
+    with directories.lock(folder, "--index", "writes it"):
+        embed_index.make_index(*todo, cli.say, *more)
     return 0
 
 

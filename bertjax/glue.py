@@ -53,6 +53,8 @@ def main(argv: Sequence[str]) -> int:
     args = command_line.parse(argv, FLAGS, __doc__)
     for name in args.tasks:
         registry.pick("--tasks", name, GLUE)
+    if len({*args.tasks}) < len(args.tasks):
+        raise UserError(f"--tasks={','.join(args.tasks)}: give each task once")
     if not args.workdir:
         raise UserError("--workdir is missing: name a directory for the results")
     folder = Path(args.data).expanduser() if args.data else None

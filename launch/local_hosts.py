@@ -44,6 +44,9 @@ def main() -> int:
     with socket.socket() as s:
         s.bind(("localhost", 0))
         address = f"localhost:{s.getsockname()[1]}"
+    came: list[int] = []  # signals, which all processes get once all have begun
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, frame: came.append(number))
     flags = os.environ.get("XLA_FLAGS", "")
     flags += f" --xla_force_host_platform_device_count={args.devices}"
     processes = [
@@ -60,15 +63,7 @@ def main() -> int:
         )
         for host in range(args.hosts)
     ]
-
-    def forward(number: int, frame: object) -> None:
-        for p in processes:
-            if p.poll() is None:
-                p.send_signal(number)
-
-    signal.signal(signal.SIGTERM, forward)
-    signal.signal(signal.SIGINT, forward)
-    ended, killed = wait(processes, args.grace)
+    ended, killed = wait(processes, args.grace, came)
     codes = [status(p) for p in processes]
     # What this launcher killed itself says nothing.
     worst = max((codes[h] for h in ended if h not in killed), key=badness, default=1)
@@ -113,13 +108,20 @@ def badness(code: int) -> tuple[bool, bool, int]:
 
 
 def wait(
-    processes: list[subprocess.Popen], grace: float
+    processes: list[subprocess.Popen], grace: float, came: list[int]
 ) -> tuple[list[int], dict[int, str]]:
-    """Wait for all: (hosts in the order they ended, what those killed here did)."""
+    """Wait for all: (hosts in the order they ended, what those killed here did).
+
+    came: signals to send on, which are taken out.
+    """
     ended: list[int] = []
     killed: dict[int, str] = {}
     until = None  # when the others are killed
     while len(ended) < len(processes):
+        while came:
+            number = came.pop(0)
+            for process in processes:
+                process.send_signal(number)  # none to one that has ended
         for host, process in enumerate(processes):
             if host not in ended and process.poll() is not None:
                 ended.append(host)

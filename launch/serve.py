@@ -89,7 +89,6 @@ class Server:
     """Answer texts in batches: a thread takes all that wait, up to `most` at once."""
 
     def __init__(self, folder, most, threads):
-        folder = pathlib.Path(folder)
         card = json.loads((folder / "card.json").read_text("utf-8"))
         if card["format"] == "onnx":
             self.card, self.run = load_onnx(folder, threads)
@@ -286,11 +285,12 @@ def main():
     parser.add_argument("--batch_size", type=int, default=8, help="texts at once")
     parser.add_argument("--threads", type=int, default=0, help="of onnxruntime")
     flags = parser.parse_args()
-    if not (pathlib.Path(flags.model) / "card.json").is_file():
+    folder = pathlib.Path(flags.model).expanduser()
+    if not (folder / "card.json").is_file():
         parser.error(f"--model={flags.model}: no card.json; bertjax.convert writes it")
     server = ThreadingHTTPServer((flags.host, flags.port), Handler)
     server.daemon_threads = True
-    server.model = Server(flags.model, flags.batch_size, flags.threads)
+    server.model = Server(folder, flags.batch_size, flags.threads)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     print(f"serving http://{flags.host}:{server.server_port}/predict", flush=True)
     server.serve_forever()

@@ -132,6 +132,11 @@ def test_fill_mask_has_two_lengths(capsys):
     assert found["latency_128_ms"] == pytest.approx(found["step_ms"])
 
 
+def test_the_file_of_a_peer(monkeypatch):
+    monkeypatch.setenv("HOME", "/h")
+    assert alternate.split("~/peer.py --a='b c'") == ["/h/peer.py", "--a=b c"]
+
+
 def test_a_peer_takes_turns(capsys, tmp_path, cores):
     peer = tmp_path / "peer.py"
     peer.write_text(PEER)

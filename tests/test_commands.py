@@ -283,6 +283,19 @@ def test_fill_mask(command, trained):
     assert json.loads(row) == rows[0]
 
 
+def test_output_is_utf_8_whatever_the_encoding_is(environment):
+    code = (
+        "from bertjax.config import cli; cli.command(lambda argv: print('é \\udcff'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment | {"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("é \\udcff\n".encode(), b"")
+
+
 def test_show_hashes_do_not_depend_on_where_or_how(command, arguments):
     def show(*more):
         return json.loads(

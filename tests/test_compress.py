@@ -61,6 +61,20 @@ def test_two_of_four_in_torchs_layout(command, trained, tmp_path):
         assert ((tensors[name].reshape(-1, 4) != 0).sum(1) == 2).all()
 
 
+@pytest.mark.parametrize("method, unread", [("rtn", 4), ("gptq", 1)])
+def test_flags_that_a_method_does_not_read_are_said(method, unread, tmp_path, capsys):
+    from bertjax import UserError, compress
+
+    given = {"text": "no.txt", "length": "9", "rows": "7", "seed": "3"}
+    flags = (f"--{name}={value}" for name, value in given.items())
+    with pytest.raises(UserError, match="no checkpoint"):  # which comes after
+        compress.main([f"--model={tmp_path}", "--out=X", f"--method={method}", *flags])
+    said = [
+        f"--{name}={value} is not read by {method}" for name, value in given.items()
+    ]
+    assert capsys.readouterr().err.splitlines() == said[4 - unread :]
+
+
 @pytest.mark.slow
 def test_training_begins_from_one(command, arguments, small, tmp_path):
     out, _ = small

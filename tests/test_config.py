@@ -181,12 +181,13 @@ def test_a_config_is_loaded_from_python(tmp_path, monkeypatch):
     command_line.settle_config(loaded, {})
     assert loaded.to_dict() == parse().to_dict()
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "mine.py").write_text(
         "from ml_collections import ConfigDict\n"
         "def get_config(arg=4):\n    return ConfigDict({'arg': arg})\n"
     )
-    found = [config.load_config(name).arg for name in ("mine.py", "mine.py:a")]
-    assert found == [4, "a"]
+    names = "mine.py", "mine.py:a", "~/mine.py:b"
+    assert [config.load_config(name).arg for name in names] == [4, "a", "b"]
     with pytest.raises(UserError, match=r"'bert\.pi'"):
         config.load_config("bert.pi")
 

@@ -172,6 +172,23 @@ def test_as_the_process_does(command, trained, text, tmp_path):
     )
 
 
+@pytest.mark.parametrize("flag", ["--out", "--index"])
+def test_two_processes_do_not_write_the_same(
+    flag, trained, text, tmp_path, monkeypatch
+):
+    written = f"{flag}={tmp_path / 'a.npy'}"
+    given = [f"--model={trained}", f"--text={text}", written]
+
+    def run_again(*args):
+        monkeypatch.undo()
+        embed.main(given)
+
+    monkeypatch.setattr(embed, "embed_file", run_again)
+    monkeypatch.setattr(embed.embed_index, "make_index", run_again)
+    with pytest.raises(UserError, match=f"^{written}: another process writes it"):
+        embed.main(given)
+
+
 def test_the_first_token_of_a_decoder_says_nothing():
     cfg = EncoderConfig(**SIZES, is_decoder=True)
     model = SimpleNamespace(

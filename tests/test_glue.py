@@ -102,6 +102,8 @@ def test_what_is_not_there(folder, tmp_path):
         glue_files.train_arguments(glue.GLUE["sst2"], folder, tmp_path, print)
     with pytest.raises(UserError, match="did you mean 'cola'"):
         glue.main(["--tasks=colaa", f"--workdir={tmp_path}", "--config=bert.py"])
+    with pytest.raises(UserError, match="--tasks=rte,cola,rte: give each task once"):
+        glue.main(["--tasks=rte,cola,rte", "--config=bert.py"])
 
 
 def test_the_table():

@@ -629,3 +629,26 @@ def test_the_worst_status_of_local_hosts(tmp_path, statuses, worst, said):
     done = run("local_hosts.py", hosts, "--", *TRAIN, **more)
     assert done.returncode == worst and said in done.stderr, done.stderr
     assert str([*map(int, statuses.split())]) in done.stderr or not worst
+
+
+# local_hosts.py, and a signal each time that it has begun a process.
+EARLY = """
+import os, runpy, signal, subprocess, sys
+class Popen(subprocess.Popen):
+    def __init__(self, *args, **more):
+        super().__init__(*args, **more)
+        os.kill(os.getpid(), signal.SIGTERM)
+subprocess.Popen = Popen
+runpy.run_path(sys.argv.pop(1), run_name="__main__")
+"""
+
+
+def test_a_signal_while_local_hosts_begins_reaches_all(tmp_path):
+    package = tmp_path / "bertjax"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "train.py").write_text("import time; time.sleep(40)")
+    (tmp_path / "early.py").write_text(EARLY)
+    given = LAUNCH / "local_hosts.py", "--hosts=2", "--", *TRAIN
+    done = run(str(tmp_path / "early.py"), *given, cwd=tmp_path)
+    assert done.returncode == 143 and "[143, 143]" in done.stderr, done.stderr

@@ -71,7 +71,7 @@ def test_blanks_by_jax_alone(vocabulary, environment, tmp_path):
     export_model(str(tmp_path / "out"), "stablehlo", model, "x", Options(**sizes))
     texts = ["The [MASK] is bound.", "A [MASK] of [MASK].", "[MASK]"] * 3
     wanted = [masks for _, masks in fill_texts(model, texts[:3], 5, "", "x")] * 3
-    with serving(tmp_path / "out", environment) as ask:
+    with serving("~/out", environment | {"HOME": str(tmp_path)}) as ask:
         assert ask("/health") == (200, {"task": "fill-mask", "labels": []})
         with ThreadPoolExecutor(9) as pool:
             found = [*pool.map(lambda text: predict(ask, [text])[0], texts)]

@@ -2,6 +2,7 @@
 """Find the --config arguments of a command line: the file, and its overrides."""
 
 import inspect
+import os
 import re
 import reprlib
 import runpy
@@ -19,7 +20,7 @@ def find_config(path: str) -> str:
 
     Raises UserError when there is none.
     """
-    file, colon, arg = path.partition(":")
+    file, colon, arg = os.path.expanduser(path).partition(":")
     package = Path(__file__).parents[1]
     shipped = package / "configs"
     if not shipped.is_dir():  # a checkout; beside an installed package lie others'

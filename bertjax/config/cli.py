@@ -14,7 +14,12 @@ def say(text: str) -> None:
 
 
 def command(main: Callable[[Sequence[str]], int | None]) -> None:
-    """Run a command and leave with its status; a UserError is one line and status 2."""
+    """Run a command and leave with its status; a UserError is one line and status 2.
+
+    Its output is UTF-8, as its files are, whatever the terminal's encoding is.
+    """
+    # A directory's name may be no text.
+    sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
         status = main(sys.argv[1:]) or 0
     except (UserError, RunError) as e:

@@ -21,7 +21,7 @@ def make_index(
     path: str,
     folder: Path,
     text: str,
-    words: int,
+    words: int | None,
     batch_size: int,
     say: Callable[[str], None],
     dtype: str = "float32",

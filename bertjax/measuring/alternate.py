@@ -209,6 +209,7 @@ def compare(
 
 def split(peer: str) -> list[str]:
     """Split --peer into its file and its arguments; a file's name may hold spaces."""
+    peer = os.path.expanduser(peer)
     if os.path.isfile(peer):
         return [peer]
     try:

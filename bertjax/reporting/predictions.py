@@ -22,8 +22,8 @@ def fill_blanks(runs: Sequence[Run], texts: Sequence[str], log: Log) -> list[Any
     """Fill the blanks of texts by every kept checkpoint of every run.
 
     Returns a {"run", "text", "rows": [(step, what make_filler's fill returns)]} for
-    each text and run. What cannot guess is left out, which `log` says. Raises UserError
-    for texts that have a blank for none.
+    each text and run. What is no masked LM is left out, which `log` says. Raises
+    UserError for texts that have a blank for none.
     """
     rows: dict[tuple[str, str], list[Any]] = {}
     for run, step, opened, ids in open_checkpoints(
@@ -42,7 +42,7 @@ def view_sentences(
 ) -> list[dict[str, Any]]:
     """View sentences by the newest whole checkpoint of each run (see make_viewer).
 
-    What has no masked-LM head is left out, which `log` says. Raises UserError for
+    What is no masked LM is left out, which `log` says. Raises UserError for
     sentences that none can show.
     """
 
@@ -77,16 +77,22 @@ def open_checkpoints(
     the first such error is raised at the end for a text that no run could.
     """
     errors: dict[str, UserError | None] = {}  # by text; None: a run could read it
-    headless = []
+    others = []
     for run in runs if texts else ():
-        ids: dict[str, list[int]] | None = None
+        opened = ids = None
         for step in find_steps(run.path):
             try:
-                config, tokenizer, checkpoint = open_step(run, step)
+                opened = open_step(run, step)
             except UserError as e:
                 log(f"left out: {e}")
                 continue
-            cfg = resolve.encoder_config(config, tokenizer.vocab_size)
+            tokenizer, cfg = opened.tokenizer, opened.cfg
+            try:
+                models.check_masked_lm(opened, run.name)
+                params, cfg = filling.masked_lm(opened.read_params("mlm"), cfg)
+            except UserError:  # nor are the other checkpoints of this run
+                others.append(run.name)
+                break
             if ids is None:
                 ids = {}
                 for text in texts:
@@ -98,28 +104,21 @@ def open_checkpoints(
                         log(f"{run.name}: left out: {e}")
             if not ids:
                 break
-            try:
-                read = models.read_params(checkpoint, "mlm")
-                params, cfg = filling.masked_lm(read, cfg)
-            except UserError:  # nor have the other checkpoints of this run a head
-                headless.append(run.name)
-                break
-            before = resolve.reads_before(config)
+            before = resolve.reads_before(opened.config)
             yield run, step, (cfg, params, tokenizer, before), ids
-        if ids is None:
+        if opened is None:
             log(f"{run.name}: no checkpoint that fills blanks")
-    if headless:  # such as finetuned ones
-        log(f"no masked-LM head, so no guesses: {', '.join(headless)}")
+    if others:  # such as finetuned ones
+        log(f"no masked LM, so no guesses: {', '.join(others)}")
     for error in filter(None, errors.values()):
         raise error
 
 
-def open_step(run: Run, step: int) -> tuple[Any, Any, Any]:
-    """Open a checkpoint: (config, tokenizer, what read_params takes)."""
-    path = f"{run.path}/checkpoints/{step}"
-    config, tokenizer, checkpoint, _ = models.open_model(path, "checkpoint")
-    config.dtype = "float32"
-    return config, tokenizer, checkpoint
+def open_step(run: Run, step: int) -> models.LoadedModel:
+    """Open a checkpoint, to compute in float32."""
+    opened = models.open_model(f"{run.path}/checkpoints/{step}", "checkpoint")
+    opened.config.dtype = "float32"
+    return opened
 
 
 def encode(tokenizer: Any, text: str, longest: int) -> list[int]:

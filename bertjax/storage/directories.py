@@ -79,11 +79,14 @@ def read_directory(path: Any, read: Callable[[Path], T]) -> T:
         return read(Path(local))
 
 
-def lock(path: Any) -> contextlib.AbstractContextManager:
+def lock(
+    path: Any, flag: str = "--workdir", does: str = "trains in it"
+) -> contextlib.AbstractContextManager:
     """Keep a second process of this machine out of a workdir, as long as it is open.
 
-    Nothing keeps it out of a remote one. Raises UserError when another process has it.
-    The kernel lets go when a process dies.
+    Nothing keeps it out of a remote one. flag, does: name the path in messages, which
+    may be a file's, and what is done there. Raises UserError when another process has
+    it. The kernel lets go when a process dies.
     """
     if is_remote(path):
         return contextlib.nullcontext()
@@ -94,7 +97,7 @@ def lock(path: Any) -> contextlib.AbstractContextManager:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:
         file.close()
-        raise UserError(f"--workdir={path}: another process trains in it") from e
+        raise UserError(f"{flag}={path}: another process {does}") from e
     return file
 
 

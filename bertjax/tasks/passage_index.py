@@ -29,6 +29,7 @@ from bertjax.tasks.passages import TEXTS, find_packed
 from bertjax.tasks.tables import Say
 
 FORMAT = 1
+WORDS = 100  # of a passage
 PASSAGES, VECTORS, FACTS = "passages.jsonl", "vectors.npy", "index.json"
 
 
@@ -181,14 +182,15 @@ class PassageIndex:
         ]
 
 
-def read_passages(value: str, key: str, words: int, say: Say) -> list[Passage]:
+def read_passages(value: str, key: str, words: int | None, say: Say) -> list[Passage]:
     """Read passages: JSON lines with a text, and maybe a title and an _id or id, BEIR's
     corpus.jsonl or a folder with one; of other text files each so many words of a
     document, which an empty line ends, titled by the file's name; their ids are
     PATH:NUMBER, the path from that folder, or of several and of patterns from the one
     that all files are in. Rows without an id are numbered.
 
-    Raises UserError for what cannot be read, and for an id that occurs twice.
+    words: None for WORDS. Raises UserError for what cannot be read, for an id that
+    occurs twice, and for words where there is no text to cut.
     """
     found: list[Passage] = []
     paths: list[str] = []
@@ -199,12 +201,16 @@ def read_passages(value: str, key: str, words: int, say: Say) -> list[Passage]:
             entry = find_packed(f"{folder}/{TEXTS[0]}") or f"{folder}/**/*.txt"
         paths += expand_paths(entry, key, True, "*.txt")
     texts = [path for path in paths if ".json" not in Path(path).name]
+    if words is not None and not texts:
+        raise UserError(
+            f"--words={words} has no use: {key}={value} is JSON lines, each a passage"
+        )
     alone = len(entries) == 1 and folder.is_dir()
     names = _names_of(texts, folder if alone else None)
     free = map(str, count())  # ids of rows that have none
     for path in paths:
         if path in names:
-            found += _of_text(path, names[path], words)
+            found += _of_text(path, names[path], words or WORDS)
         else:
             found += _of_rows(path, free, say)
     if not found:

@@ -14,6 +14,7 @@ from conftest import refused, succeeded
 from pages import Page, make_probes, make_run, page_of, some_rows
 
 from bertjax import UserError, report
+from bertjax.assembly.models import LoadedModel
 from bertjax.config.schema import base
 from bertjax.reporting import charts, predictions, read_runs, run_tables, score_files
 
@@ -436,12 +437,11 @@ def test_texts_that_one_model_cannot_read_are_left_out_of_it(tmp_path, monkeypat
 
     def opened(run, step):
         mask = {"bert": "[MASK]", "roberta": "<mask>"}[run.name]
-        return base(), SimpleNamespace(mask=mask, vocab_size=9), None
+        tokenizer = SimpleNamespace(mask=mask, vocab_size=9, has_mask=True)
+        return LoadedModel(base(), tokenizer, None, {})
 
-    cfg = SimpleNamespace(max_length=9)
     monkeypatch.setattr(predictions, "open_step", opened)
     monkeypatch.setattr(predictions.manifest, "steps", lambda path: [1, 2])
-    monkeypatch.setattr(predictions.resolve, "encoder_config", lambda *told: cfg)
     monkeypatch.setattr(predictions.filling, "encode", encode)
     monkeypatch.setattr(predictions.models, "read_params", lambda *told: {})
     monkeypatch.setattr(predictions.filling, "masked_lm", lambda *told: told)
@@ -457,21 +457,25 @@ def test_texts_that_one_model_cannot_read_are_left_out_of_it(tmp_path, monkeypat
         predictions.fill_blanks(runs, ["a [MASK]", "nothing"], notes.append)
 
 
-def test_runs_without_a_masked_lm_head_are_told_in_one_line(tmp_path, monkeypatch):
-    runs = [make_run(tmp_path / name) for name in ("fine", "tuned", "pretrained")]
+def test_runs_of_no_masked_lm_are_told_in_one_line(tmp_path, monkeypatch):
+    names = "fine", "causal", "learnt", "pretrained"
+    runs = [make_run(tmp_path / name) for name in names]
     runs = read_runs.read_runs([*map(str, runs)], print)
 
-    def read_params(checkpoint, head):
-        if checkpoint != "pretrained":
+    def read_params(checkpoint, head, weights):
+        if checkpoint == "fine":
             raise UserError(f"{checkpoint} has no masked-LM head")
         return {}
 
-    tokenizer = SimpleNamespace(vocab_size=9)
-    cfg = SimpleNamespace(max_length=9)
-    opened = lambda run, step: (base(), tokenizer, run.name)  # noqa: E731
+    def opened(run, step):
+        config = base()
+        config.model.is_decoder = run.name == "causal"
+        config.objective = "clm" if run.name == "learnt" else "mlm"
+        tokenizer = SimpleNamespace(vocab_size=9, has_mask=True)
+        return LoadedModel(config, tokenizer, run.name, {})
+
     monkeypatch.setattr(predictions, "open_step", opened)
     monkeypatch.setattr(predictions.manifest, "steps", lambda path: [*range(1, 6)])
-    monkeypatch.setattr(predictions.resolve, "encoder_config", lambda *told: cfg)
     monkeypatch.setattr(predictions.filling, "encode", lambda *told, longest: [1])
     monkeypatch.setattr(predictions.models, "read_params", read_params)
     monkeypatch.setattr(predictions.filling, "masked_lm", lambda *told: told)
@@ -479,7 +483,7 @@ def test_runs_without_a_masked_lm_head_are_told_in_one_line(tmp_path, monkeypatc
     notes = []
     found = predictions.fill_blanks(runs, ["a [MASK]", "b [MASK]"], notes.append)
     assert {f["run"] for f in found} == {"pretrained"}
-    assert notes == ["no masked-LM head, so no guesses: fine, tuned"]
+    assert notes == ["no masked LM, so no guesses: fine, causal, learnt"]
 
 
 def test_runs_without_a_checkpoint_or_a_head_are_left_out(tmp_path, capsys):
