@@ -61,6 +61,11 @@ def check_inputs(config: ConfigDict) -> None:
             "of them, --config.data.similar=FILE, which bertjax.prepare "
             f"--similar=FILE writes, or --config.data.similar={NONE}"
         )
+    if data.vocab and data.vocab_alpha is not None:
+        raise UserError(
+            f"data.vocab_alpha={data.vocab_alpha} is of a trained tokenizer, and "
+            f"data.vocab={data.vocab} names one: leave it out"
+        )
     check_concepts(config)
     train = named_sources(data.train, "data.train")
     valid = named_sources(data.valid, "data.valid")
