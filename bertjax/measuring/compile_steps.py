@@ -21,7 +21,7 @@ from bertjax import UserError
 from bertjax.assembly import resolve, train_step
 from bertjax.assembly.open_teacher import make_measured_objective
 from bertjax.config import schema, serialize
-from bertjax.data.features.base import Spec
+from bertjax.data.features.base import Spec, encoder_length
 from bertjax.measuring import hlo, memory_analysis, topologies
 from bertjax.measuring.memory_analysis import PROGRAM_BYTES
 from bertjax.measuring.synthetic_data import Shape, batch_specs
@@ -131,8 +131,9 @@ class Target:
         """Name the attention backend of a step, and say why it is no other."""
         with jax.set_mesh(self.mesh):
             arrays = self.specs(shape)
-            cfg = self.cfgs[shape.objective]
-            return attention.describe_backend(cfg, [shape.length], arrays)
+            cfg, length = self.cfgs[shape.objective], shape.length
+            lengths = [encoder_length(length, arrays)]
+            return attention.describe_backend(cfg, lengths, arrays)
 
     def evaluation(self, objective: str) -> dict[str, Any]:
         """Return what `memory` does for an evaluation of a phase's objective."""

@@ -276,6 +276,18 @@ def test_phases_are_measured_by_their_own_objectives():
         assert f"{name}_loss" in target.lower("eval", shape).out_info
 
 
+@pytest.mark.parametrize(
+    "length, name", [(92, "fused"), (128, "xla (not fused: rows of")]
+)
+def test_attention_is_over_words_and_regions(length, name):
+    config = command_line.parse(["--config=regions.py:smoke"]).config
+    config.data.length, config.task.max_regions = length, 36
+    config = synthetic_data.with_row_sizes(config)
+    target = compile_steps.Target(config, 1000, "here", jax.devices()[:1])
+    (shape,) = target.shapes()
+    assert target.attention(shape).startswith(name)
+
+
 def test_an_evaluation_of_a_task_keeps_what_the_model_says():
     columns = ["--config.task.text=text", "--config.task.label=label"]
     config = command_line.parse(
