@@ -6,6 +6,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import math
 import pkgutil
 import reprlib
 import traceback
@@ -211,7 +212,8 @@ def make(
 
     args: its first arguments. offered: passed where it has arguments of these names,
     which are no options. Raises UserError for an option that it does not have, or
-    that has another type than the option's default, and for what `check_result` does.
+    that has another type than the option's default or is nan, and for what
+    `check_result` does.
     """
     function = _maker(key, module, maker)
     known = dict(list(inspect.signature(function).parameters.items())[len(args) :])
@@ -262,8 +264,10 @@ def _convert(where: str, value: Option, argument: inspect.Parameter) -> Any:
         kind = type(argument.default)
         if kind is int:
             kind = float if isinstance(value, str) else type(value)
-        if kind not in (str, float, bool):
-            return value
+    if kind is not str and isinstance(value, float) and math.isnan(value):
+        raise UserError(f"{where}={value} is not a number")
+    if kind not in (str, int, float, bool):
+        return value
     if kind is str or type(value) is kind:
         return kind(value)
     is_number = not isinstance(value, str | bool)

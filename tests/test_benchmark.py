@@ -224,7 +224,9 @@ def test_of_phases_the_longest_is_measured():
     config.phases = "percent=90 length=32 batch_size=16; length=64 mask_rate=0.3"
     one = synthetic_data.one_phase(config)
     assert (one.batch_size, one.data.length, one.data.mask_rate) == (8, 64, 0.3)
-    assert not one.phases and config.phases
+    assert not one.phases and config.phases and one.objective == config.objective
+    config.phases = "percent=90 objective=clm; length=32"
+    assert synthetic_data.one_phase(config).objective == "clm"
 
 
 @pytest.mark.slow  # compiles each

@@ -263,6 +263,7 @@ def test_scores_of_columns_without_names(command, wanted, tables, tmp_path):
         ("data.packed=True", ["data.packed"]),
         ("data.mask_rate=0.3", ["data.mask_rate=0.3 is for running text"]),
         ("data.plan=document", ["data.plan=document"]),
+        ("data.extra_ids=100", ["data.extra_ids=100 is for running text"]),
         ("eval.mask_rate=0.3", ["eval.mask_rate=0.3"]),
         ("task.stride=64", ["task.stride=64", "objective=classify"]),
     ],

@@ -380,7 +380,11 @@ def test_tensorflow_is_looked_at_without_loading_it(
 
 
 def test_rows_of_several_texts_are_looked_at(tmp_path):
+    import numpy as np
+
     from bertjax.assembly import command_line
+    from bertjax.tasks import passage_index
+    from bertjax.tasks.passage_index import Passage
 
     table = tmp_path / "table.csv"
     table.write_text("q,x,y,right\na b,c,d,0\na,b c d,d,1\n")
@@ -396,3 +400,15 @@ def test_rows_of_several_texts_are_looked_at(tmp_path):
     assert (size, facts["sequences_per_row"]) == (9, 2)
     # [CLS] q [SEP] choice [SEP], of the two rows over and over.
     assert facts["fill"] * facts["length"] == pytest.approx((6 + 6 + 7 + 5) / 4)
+    asked, index = tmp_path / "asked.jsonl", tmp_path / "index"
+    asked.write_text('{"question": "a b", "answers": ["c"]}\n')
+    index.mkdir()
+    passage_index.write_passages(index, [Passage("0", "", "a b c d")])
+    np.save(index / "vectors.npy", np.ones((1, 128), np.float32))
+    passage_index.seal(index, {"width": 128})
+    given = {"data.train": asked, "data.vocab": vocab, "data.cache": tmp_path}
+    given |= {"task.index": index, "task.passages": 1}
+    flags = [f"--config.{key}={value}" for key, value in given.items()]
+    config = command_line.parse(["--config=finetune/rag.py:smoke", *flags]).config
+    _, (facts,) = estimates.sample_text(config, print)
+    assert facts["sequences_per_row"] == 1

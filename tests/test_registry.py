@@ -80,6 +80,18 @@ def test_a_default_that_is_a_whole_number_takes_numbers_and_no_text():
         make("optim.name", module, "make_plug", {"cycles": "x"})
 
 
+def test_nan_is_no_value_of_an_option_but_may_be_a_text():
+    def make_plug(z_loss=0.0, cycles=3, margin: float | None = None, name="x"):
+        return z_loss, cycles, margin, name
+
+    module = plug_in(make_plug=make_plug)
+    for name in ("z_loss", "cycles", "margin"):
+        _, options = parse_options(f"my_lab.plug:{name}=nan")
+        with pytest.raises(UserError, match=f"my_lab.plug: {name}=nan is not a number"):
+            make("objective", module, "make_plug", options)
+    assert make("objective", module, "make_plug", {"name": float("nan")})[3] == "nan"
+
+
 @pytest.mark.parametrize("function", RETURNS)
 def test_a_plug_in_that_returns_another_thing_is_refused(function):
     what = re.escape(f"KEY: my_lab.plug.{function} must return {RETURNS[function][0]}")

@@ -75,12 +75,13 @@ def as_teacher(model: LoadedModel | None, cfg: EncoderConfig) -> Teacher | None:
 
 
 def make_measured_objective(
-    config: ConfigDict, cfg: EncoderConfig
+    config: ConfigDict, cfg: EncoderConfig, name: str = ""
 ) -> tuple[Objective, EncoderConfig]:
-    """Make a config's objective, with the teacher that is measured: the config's own,
-    else where one is needed as a stand-in the student itself, twice as deep."""
-    tokens = resolve.token_ids(config)
-    alone = make_objective(config.objective, cfg, tokens)
+    """Make a phase's objective, "" the config's, with the teacher that is measured: the
+    config's own, else where one is needed as a stand-in the student itself, twice as
+    deep."""
+    tokens, name = resolve.token_ids(config), name or config.objective
+    alone = make_objective(name, cfg, tokens)
     if config.teacher:
         teacher = as_teacher(open_teacher(config, lambda text: None), cfg)
     elif alone[0].needs_teacher:
@@ -88,7 +89,7 @@ def make_measured_objective(
         teacher = Teacher(dataclasses.replace(cfg, num_hidden_layers=depth))
     else:
         return alone
-    return make_objective(config.objective, cfg, tokens, teacher)
+    return make_objective(name, cfg, tokens, teacher)
 
 
 def check_use(config: ConfigDict, objectives: Iterable[Any]) -> None:

@@ -34,6 +34,7 @@ from bertjax.assembly.open_teacher import (
 from bertjax.checkpoints import best, manager, workdir
 from bertjax.config import durations, serialize
 from bertjax.data import phases
+from bertjax.data.features.base import encoder_length
 from bertjax.models import attention
 from bertjax.models.encoder import count_params
 from bertjax.objectives.make_objective import make_objective
@@ -377,7 +378,7 @@ class TrainingRun:
             config = self.config
             log(describe_budget(config.budget_minutes, total, config.budget_clock))
         with jax.set_mesh(mesh):
-            lengths = (stage.length for stage in course.stages)
+            lengths = (encoder_length(s.length, s.specs) for s in course.stages)
             arrays = {name for stage in course.stages for name in stage.specs}
             backend = attention.describe_backend(self.cfg, lengths, arrays)
             log(f"attention: {backend}")

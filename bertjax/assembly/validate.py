@@ -35,7 +35,7 @@ OF_TEXT = (
     "masking mask_rate mask_unit mask_lengths corruption replacement similar "
     "mask_weights swap concept control plan noise max_predictions paper_compat "
     "short_seq_prob text_field group_field entity_field code_field streams segmenter "
-    "target_length"
+    "target_length extra_ids"
 )
 OF_TEXT = [*(f"data.{key}" for key in OF_TEXT.split()), "eval.mask_rate"]
 

@@ -21,7 +21,7 @@ from bertjax import UserError
 from bertjax.assembly import resolve, train_step
 from bertjax.assembly.open_teacher import make_measured_objective
 from bertjax.config import schema, serialize
-from bertjax.data.features.base import Spec
+from bertjax.data.features.base import Spec, encoder_length
 from bertjax.measuring import hlo, memory_analysis, topologies
 from bertjax.measuring.memory_analysis import PROGRAM_BYTES
 from bertjax.measuring.synthetic_data import Shape, batch_specs
@@ -40,6 +40,9 @@ WARMUP, TOTAL = 10_000, 1_000_000
 class Target:
     """A config on a mesh of devices that need not exist.
 
+    objectives, cfgs, updates: of each phase's objective, as phases name it, and its
+    encoder's config; "" is the config's own, whose are `objective` and `update`.
+
     Raises UserError when mesh and config do not go together.
     """
 
@@ -49,12 +52,19 @@ class Target:
         self.config, self.vocab_size, self.topology = config, vocab_size, topology
         self.mesh: Mesh = make_mesh(**config.mesh, devices=list(devices))
         cfg = resolve.encoder_config(config, vocab_size, backend="tpu")
-        self.objective, self.cfg = make_measured_objective(config, cfg)
-        resolve.check_plan(config, self.objective.needs)
+        names = resolve.names_of(config)
+        pairs = [make_measured_objective(config, cfg, name) for name in names]
+        self.cfgs = {n: cfg for n, (_, cfg) in zip(names, pairs, strict=True)}
+        joined = train_step.join_objectives([objective for objective, _ in pairs])
+        self.objectives = dict(zip(names, joined, strict=True))
+        self.updates = {}
+        for name, objective in self.objectives.items():
+            resolve.check_plan(config, objective.needs)
+            how = self.mesh, WARMUP, TOTAL
+            self.updates[name] = train_step.make_update(config, objective, *how)
+        self.objective, self.update = self.objectives[""], self.updates[""]
         self.hosts = len({d.process_index for d in devices})
-        self.update = train_step.make_update(
-            config, self.objective, self.mesh, WARMUP, TOTAL
-        )
+        self.evaluations: dict[str, dict[str, Any]] = {}
         # Results of compiling are kept on this machine.
         is_local = "://" not in config.data.cache
         cache = config.data.cache if is_local else schema.base().data.cache
@@ -84,14 +94,16 @@ class Target:
 
         Raises UserError when the mesh does not divide a batch.
         """
-        how = self.config.accumulate, self.objective.group
-        feed.check_batch_size(self.mesh, self.config.batch_size, *how)
-        rates: dict[tuple[int, int], dict[Any, None]] = {}
-        for phase in resolve.wanted_phases(self.config):
-            feed.check_batch_size(self.mesh, phase.batch_size, *how)
-            key = phase.batch_size, phase.length
+        planned = resolve.wanted_phases(self.config)
+        for objective in self.objectives.values():
+            how = self.config.accumulate, objective.group
+            for size in (self.config.batch_size, *(p.batch_size for p in planned)):
+                feed.check_batch_size(self.mesh, size, *how)
+        rates: dict[tuple[int, int, str], dict[Any, None]] = {}
+        for phase in planned:
+            key = phase.batch_size, phase.length, phase.objective
             rates.setdefault(key, {})[phase.mask_rate] = None
-        shapes = [Shape(*key, (*of_shape,)) for key, of_shape in rates.items()]
+        shapes = [Shape(b, n, (*of,), name) for (b, n, name), of in rates.items()]
         return sorted(shapes, key=lambda s: (-s.length, -s.batch_size))
 
     @property
@@ -102,7 +114,7 @@ class Target:
 
     def specs(self, shape: Shape) -> dict[str, Spec]:
         """Return every array of a batch, without B."""
-        return batch_specs(self.config, self.objective, shape)
+        return batch_specs(self.config, self.objectives[shape.objective], shape)
 
     def arrays(self, shape: Shape) -> dict[str, jax.ShapeDtypeStruct]:
         """Return the shape and dtype of each array of a batch [B, ...]."""
@@ -119,12 +131,16 @@ class Target:
         """Name the attention backend of a step, and say why it is no other."""
         with jax.set_mesh(self.mesh):
             arrays = self.specs(shape)
-            return attention.describe_backend(self.cfg, [shape.length], arrays)
+            cfg, length = self.cfgs[shape.objective], shape.length
+            lengths = [encoder_length(length, arrays)]
+            return attention.describe_backend(cfg, lengths, arrays)
 
-    @functools.cached_property
-    def evaluation(self) -> dict[str, Any]:
-        """What `memory` returns for an evaluation."""
-        return self.memory("eval", self.eval_shape)
+    def evaluation(self, objective: str) -> dict[str, Any]:
+        """Return what `memory` does for an evaluation of a phase's objective."""
+        if objective not in self.evaluations:
+            shape = self.eval_shape._replace(objective=objective)
+            self.evaluations[objective] = self.memory("eval", shape)
+        return self.evaluations[objective]
 
     def state_parts(self) -> dict[str, int]:
         """Return the bytes of "parameters", of what of them is "frozen", where a part
@@ -143,23 +159,25 @@ class Target:
         """
         given = state.with_shardings(self.update.shapes, self.update.shardings)
         config, where = self.config, batch_sharding(self.mesh)
+        objective = self.objectives[shape.objective]
+        update = self.updates[shape.objective]
         with jax.set_mesh(self.mesh):
             if step == "eval":
                 rows = shape.batch_size // config.accumulate
-                rows = self.objective.whole_batch or rows
+                rows = objective.whole_batch or rows
                 specs = self.arrays(shape._replace(batch_size=rows))
                 specs["example_weights"] = jax.ShapeDtypeStruct((rows,), jnp.float32)
-                evaluate = jax.jit(train_step.make_evaluate(self.objective))
+                evaluate = jax.jit(train_step.make_evaluate(objective))
                 batch = self._place(specs, where)
                 return evaluate.lower(given.params, batch, given.frozen)
             specs = self.arrays(shape)
             if config.steps_per_call == 1:
-                return self.update.step.lower(given, self._place(specs, where))
+                return update.step.lower(given, self._place(specs, where))
             where = multi_step.call_sharding(self.mesh)
             batch = self._place(specs, where, config.steps_per_call)
             everywhere = NamedSharding(self.mesh, PartitionSpec())
             batch["count"] = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
-            return self.update.many.lower(given, batch)
+            return update.many.lower(given, batch)
 
     def _place(
         self, specs: dict[str, jax.ShapeDtypeStruct], where: NamedSharding, *steps: int

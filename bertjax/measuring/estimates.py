@@ -52,10 +52,12 @@ def estimate_config(
     vocab_size, text = sample_text(config, say)
     config = with_row_sizes(config, text)
     target = Target(config, vocab_size, topology, devices)
-    if not target.objective.flops:
-        say(train_step.NO_MFU.format(config.objective))
+    for name, objective in target.objectives.items():
+        if not objective.flops:
+            say(train_step.NO_MFU.format(name or config.objective))
     phases = [
-        {"attention": target.attention(shape)}
+        {"objective": shape.objective or config.objective}
+        | {"attention": target.attention(shape)}
         | estimate(target, shape, say, quick, search)
         for shape in target.shapes()
     ]
@@ -96,7 +98,6 @@ def sample_text(
             for i in range(SAMPLE_BATCHES)
         ]
         rows = sum(len(b["input_ids"]) for b in batches)
-        slots = sum(b["input_ids"].size for b in batches)
         filled = sum(map(features.count_slots, batches))
         tokens = sum(map(features.count_text, batches))
         names = features.prediction_weights(stage.specs)
@@ -108,7 +109,7 @@ def sample_text(
                 "length": stage.length,
                 "batch_size": stage.batch_size,
                 "rows_an_epoch": stage.n,
-                "sequences_per_row": slots // (rows * stage.length),
+                "sequences_per_row": math.prod(stage.specs["input_ids"].shape[:-1]),
                 "fill": tokens / filled,
                 "slots_per_row": stage.P,
                 "predictions_per_row": predicted / rows,
@@ -158,10 +159,11 @@ def estimate(
         facts = target.memory("train", shape)
         if not facts["refused"]:
             say("the evaluation's memory")
-            eval_fits = target.evaluation["fits"]
-            if target.evaluation["needed"] is not None:
+            evaluation = target.evaluation(shape.objective)
+            eval_fits = evaluation["fits"]
+            if evaluation["needed"] is not None:
                 # Beside it the optimizer's state; room is left for the program's code.
-                used = target.evaluation["needed"] + parts["optimizer"]
+                used = evaluation["needed"] + parts["optimizer"]
                 eval_fits = eval_fits and used + PROGRAM_BYTES <= chip.hbm_bytes
                 eval_gib = used / GIB
             known = target.is_compiled("train", shape)
@@ -221,12 +223,12 @@ def time_estimate(
     out |= {"collectives": sent, "kernels": 0, "uncounted_loops": []}
     if "cycles" not in facts:
         return out
-    share = share_of_keys(target.cfg, shape.length)
+    share = share_of_keys(target.cfgs[shape.objective], shape.length)
     of_kernels = kernel_seconds(facts["kernels"], chip, share)
     seconds = facts["cycles"] / (1e9 * chip.ghz) + of_kernels
     tokens = target.tokens(shape) / target.mesh.devices.size  # a device
-    if target.objective.flops:
-        flops = tokens * target.objective.flops(target.specs(shape))
+    if count_flops := target.objectives[shape.objective].flops:
+        flops = tokens * count_flops(target.specs(shape))
         out["estimated_mfu"] = flops / chip.flops / seconds
     # The first one goes through the updates of a call: a round of it is a step.
     calls = target.config.steps_per_call > 1
@@ -305,7 +307,7 @@ def search_largest(
             break
         rows = guess(fitting, refused, available)
         rows = rows if refused else min(rows, most)
-        rows -= rows % target.objective.group
+        rows -= rows % target.objectives[shape.objective].group
         if rows in fitting or rows in refused:  # no whole group is between the two
             break
         say(f"the memory of {rows} rows a device, to find the largest batch")
@@ -346,8 +348,9 @@ def accumulate_to_fit(target: Target, shape: Shape, largest: int) -> int | None:
 
     Not compiled: where there is one micro-batch now, several add the sums of gradients.
     """
-    if target.objective.whole_batch is not None:  # whose rows are not to be parted
+    objective = target.objectives[shape.objective]
+    if objective.whole_batch is not None:  # whose rows are not to be parted
         return None
-    rows, group = shape.batch_size // target.parts, target.objective.group
+    rows, group = shape.batch_size // target.parts, objective.group
     parts = (a for a in range(1, rows + 1) if rows % (a * group) == 0)
     return next((a for a in parts if rows // a <= largest), None)

@@ -17,8 +17,10 @@ def describe(results: dict[str, Any]) -> list[str]:
         f"{results['topology']}: {results['chips']} chips, {results['devices']} "
         f"devices, {results['hosts']} hosts; mesh {axes}; {versions}"
     ]
+    several = len({phase["objective"] for phase in results["phases"]}) > 1
     for phase in results["phases"]:
         head = f"{phase['batch_size']} rows of {phase['length']} tokens"
+        head += f" for {phase['objective']}" * several
         if results["accumulate"] > 1:
             head += f" in {results['accumulate']} micro-batches"
         values = phase_values(phase)

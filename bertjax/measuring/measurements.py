@@ -16,7 +16,7 @@ from bertjax import UserError
 from bertjax.assembly import batches as run_batches
 from bertjax.assembly import prepared_text, resolve
 from bertjax.config import cli, durations
-from bertjax.data.features.base import count_slots, count_text
+from bertjax.data.features.base import count_slots, count_text, encoder_length
 from bertjax.measuring.alternate import Pacer
 from bertjax.measuring.results import (
     Measured,
@@ -100,7 +100,8 @@ def compile_step(
         fed = multi_step.to_devices(source, mesh, sizes, counts, most)
     on_devices = [*fed]
     with jax.set_mesh(mesh):
-        backend = attention.describe_backend(cfg, [config.data.length], batches[0])
+        lengths = [encoder_length(config.data.length, batches[0])]
+        backend = attention.describe_backend(cfg, lengths, batches[0])
         begun = time.perf_counter()
         compiled = call.lower(current, on_devices[0]).compile()
         compile_seconds = time.perf_counter() - begun

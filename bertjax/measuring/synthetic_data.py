@@ -24,11 +24,13 @@ SEQUENCES = 4  # of a packed row, if it may hold so many
 
 
 class Shape(NamedTuple):
-    """A batch: B rows of L tokens; mask_rates: those that it has room for."""
+    """A batch: B rows of L tokens; mask_rates: those that it has room for; objective:
+    of its phases, "" the config's."""
 
     batch_size: int
     length: int
     mask_rates: tuple[Any, ...]
+    objective: str = ""
 
 
 def one_phase(config: ConfigDict) -> ConfigDict:
@@ -37,7 +39,7 @@ def one_phase(config: ConfigDict) -> ConfigDict:
         return config
     one = config.copy_and_resolve_references()
     phase = max(resolve.wanted_phases(config), key=lambda p: (p.length, p.batch_size))
-    one.phases = ""
+    one.phases, one.objective = "", phase.objective or config.objective
     one.batch_size, one.data.length = phase.batch_size, phase.length
     one.data.mask_rate = phase.mask_rate
     return one

@@ -187,7 +187,7 @@ def read_passages(value: str, key: str, words: int | None, say: Say) -> list[Pas
     corpus.jsonl or a folder with one; of other text files each so many words of a
     document, which an empty line ends, titled by the file's name; their ids are
     PATH:NUMBER, the path from that folder, or of several and of patterns from the one
-    that all files are in. Rows without an id are numbered.
+    that all files are in. Rows without an id have numbers that are no other's id.
 
     words: None for WORDS. Raises UserError for what cannot be read, for an id that
     occurs twice, and for words where there is no text to cut.
@@ -207,14 +207,16 @@ def read_passages(value: str, key: str, words: int | None, say: Say) -> list[Pas
         )
     alone = len(entries) == 1 and folder.is_dir()
     names = _names_of(texts, folder if alone else None)
-    free = map(str, count())  # ids of rows that have none
     for path in paths:
         if path in names:
             found += _of_text(path, names[path], words or WORDS)
         else:
-            found += _of_rows(path, free, say)
+            found += _of_rows(path, say)
     if not found:
         raise UserError(f"{key}={value}: there are no passages")
+    given = {passage.id for passage in found}
+    free = (name for name in map(str, count()) if name not in given)
+    found = [p if p.id else p._replace(id=next(free)) for p in found]
     seen: set[str] = set()
     for passage in found:
         if passage.id in seen:
@@ -223,7 +225,8 @@ def read_passages(value: str, key: str, words: int | None, say: Say) -> list[Pas
     return found
 
 
-def _of_rows(path: str, free: Iterator[str], say: Say) -> Iterator[Passage]:
+def _of_rows(path: str, say: Say) -> Iterator[Passage]:
+    """Read JSON lines; the id of a row that has none is empty."""
     for row in tables.parse_rows(
         tables.read_text(path), "json", path, {"text": "text"}, say
     ):
@@ -232,7 +235,7 @@ def _of_rows(path: str, free: Iterator[str], say: Say) -> Iterator[Passage]:
         title = cells.get("title") or ""
         if not isinstance(cells["text"], str) or not isinstance(title, str):
             raise UserError(f"{row.place}: title and text have to be texts")
-        yield Passage(next(free) if name is None else str(name), title, cells["text"])
+        yield Passage("" if name is None else str(name), title, cells["text"])
 
 
 def _names_of(paths: Sequence[str], folder: Path | None) -> dict[str, str]:

@@ -217,7 +217,7 @@ def _read_pairs(entry: str, key: str, columns: Columns, say: Say) -> Collection:
     blank: list[str] = []
     given: list[tuple[dict[int, int], int, str]] = []  # negatives: passage, place
     taught: dict[str, dict[int, float]] = {}  # of each query, a teacher's scores
-    rows = tables.read_rows(entry, key, needed, say)
+    rows = tables.read_rows(entry, key, needed, say, (negatives, SCORES))
     is_named = key == "data.train" and negatives != COLUMNS[NEGATIVES]
     if is_named and not any(negatives in row.cells for row in rows):
         why = registry.unknown(asking, negatives, [*rows[0].cells])

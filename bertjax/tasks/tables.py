@@ -71,13 +71,19 @@ class Row(NamedTuple):
     place: str
 
 
-def read_rows(value: str, key: str, columns: Columns, say: Say = silent) -> list[Row]:
+def read_rows(
+    value: str,
+    key: str,
+    columns: Columns,
+    say: Say = silent,
+    optional: Sequence[str] = (),
+) -> list[Row]:
     """Read the rows of all sources that a config value names, in order.
 
     value: files, patterns, tfds:name:split, with commas; key: the config key that
     messages name. columns: {the config key that asks: name of the column}; all must be
-    there. Says which lines are skipped. Raises UserError, naming file and line, for
-    what is no such table.
+    there. optional: columns that may be there; of files all are read. Says which lines
+    are skipped. Raises UserError, naming file and line, for what is no such table.
 
     >>> read_rows("dev.tsv", "data.valid", {"task.text": "sentence"})[0]
     Row(cells={'sentence': 'good fun', 'label': '1'}, place='dev.tsv:2')
@@ -87,7 +93,8 @@ def read_rows(value: str, key: str, columns: Columns, say: Say = silent) -> list
         wanted = {column: key for key, column in columns.items()}
         builder, split = tfds_source.open_split(entry, wanted)
         features = builder.info.features
-        rows = enumerate(tfds_source.read_split(builder, split, wanted))
+        read = [*wanted, *(name for name in optional if name in features)]
+        rows = enumerate(tfds_source.read_split(builder, split, read))
         return [
             Row({k: decoded(v, features[k]) for k, v in row.items()}, f"{entry}[{i}]")
             for i, row in rows

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a config to batches: what must not depend on what."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -104,6 +105,43 @@ def test_one_component_is_no_mixture(key, corpus, vocabulary, tmp_path):
     config.data.group_field = "lang"  # whose values are not known yet
     with pytest.raises(UserError, match="plain text, which has no fields"):
         prepared_text.check_inputs(config)
+
+
+def made_run(config, needs, **more):
+    prepared = prepared_text.prepare(config, quiet)
+    tables = run_batches.make_tables(config, prepared.tokenizer, None)
+    how = prepared.tokenizer, prepared.parts, tables
+    return run_batches.make_run(config, needs, *how, **more)
+
+
+@pytest.mark.parametrize("objective", ["nsp", "sop"])
+def test_masking_where_nothing_is_masked(objective, corpus, vocabulary, tmp_path):
+    """Of rows that no host half changes."""
+    more = f"objective={objective}", "data.masking=roberta"
+    config = configured(corpus, vocabulary, tmp_path, *more)
+    needs = frozenset({objective})
+    with pytest.raises(UserError, match=f"masking=roberta says .*={objective}: leave"):
+        made_run(config, needs)
+    config.data.masking = "bert"
+    made_run(config, needs)
+
+
+def test_a_run_that_was_begun_with_keys_that_say_nothing_goes_on(
+    corpus, vocabulary, tmp_path
+):
+    needs = {name: frozenset({name or "mlm"}) for name in ("", "clm")}
+    settings = "data.plan=full_sentences", "total.steps=6"
+
+    def phased(rate):
+        phases = f"phases=steps=3 objective=clm{rate};"
+        return configured(corpus, vocabulary, tmp_path, *settings, phases)
+
+    first, last = made_run(phased(""), needs).phases
+    config = phased(" mask_rate=0.3")
+    with pytest.raises(UserError, match=r"^phases: mask_rate=0\.3 says nothing"):
+        made_run(config, needs)
+    begun = (replace(first, mask_rate=0.3), last)
+    assert made_run(config, needs, past=begun, at=2).phases == begun
 
 
 def test_mask_rates_where_nothing_is_masked(corpus, vocabulary, tmp_path):

@@ -37,13 +37,12 @@ class Fake:
     def __init__(self, state: float, fixed: float, slope: float, accumulate: int = 1):
         self.state, self.fixed, self.slope = state, fixed, slope
         self.config = SimpleNamespace(accumulate=accumulate)
-        self.cfg = SimpleNamespace(hidden_size=768, num_hidden_layers=4)
-        self.objective = SimpleNamespace(whole_batch=None, group=1)
+        self.objectives = {"": SimpleNamespace(whole_batch=None, group=1)}
         self.mesh = SimpleNamespace(devices=SimpleNamespace(size=8), shape={"data": 8})
         self.compiled: list[tuple[int, bool]] = []
         self.says: bool | None = True
         self.code = 0.1  # GiB
-        self.evaluation = {"fits": True, "needed": 0}
+        self.evaluation = lambda objective: {"fits": True, "needed": 0}
         self.specs = lambda shape: {"mlm_weights": Spec((20,), "float32", loss=True)}
 
     def rows(self, shape: Shape) -> int:
@@ -262,6 +261,31 @@ def test_what_is_compiled_is_what_will_run():
     for step, shape in (("train", longest), ("eval", target.eval_shape)):
         batch = target.lower(step, shape).args_info[0][1]
         assert batch["stop"].shape == (1,)
+
+
+def test_phases_are_measured_by_their_own_objectives():
+    config = command_line.parse(["--config=bert.py:smoke"]).config
+    config.phases, config.objective = "steps=9 objective=clm; length=32", "mlm"
+    config.data.plan, config.model.num_hidden_layers = "full_sentences", 1
+    config.model.attention = "xla"
+    target = compile_steps.Target(config, 1000, "here", jax.devices()[:1])
+    shapes = target.shapes()
+    assert [(s.length, s.objective) for s in shapes] == [(64, "clm"), (32, "")]
+    for shape, name in zip(shapes, ("clm", "mlm"), strict=True):
+        assert f"train/{name}_loss" in target.lower("train", shape).out_info[1]
+        assert f"{name}_loss" in target.lower("eval", shape).out_info
+
+
+@pytest.mark.parametrize(
+    "length, name", [(92, "fused"), (128, "xla (not fused: rows of")]
+)
+def test_attention_is_over_words_and_regions(length, name):
+    config = command_line.parse(["--config=regions.py:smoke"]).config
+    config.data.length, config.task.max_regions = length, 36
+    config = synthetic_data.with_row_sizes(config)
+    target = compile_steps.Target(config, 1000, "here", jax.devices()[:1])
+    (shape,) = target.shapes()
+    assert target.attention(shape).startswith(name)
 
 
 def test_an_evaluation_of_a_task_keeps_what_the_model_says():

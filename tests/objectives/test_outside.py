@@ -231,13 +231,14 @@ def test_flops_of_heads_add_up(capsys):
 @pytest.mark.parametrize(("name", "known"), [("lab.contrast", False), ("mlm", True)])
 def test_preflight_has_no_mfu_either(name, known):
     objective, cfg = make_objective(name, CFG)
-    target = SimpleNamespace(cfg=cfg, objective=objective, tokens=lambda shape: 1000)
+    target = SimpleNamespace(cfgs={"": cfg}, objectives={"": objective})
+    target.tokens = lambda shape: 1000
     target.mesh = SimpleNamespace(devices=np.zeros(1))
     target.config = SimpleNamespace(steps_per_call=1)
     names = "input_ids", "mlm_ids", "mlm_positions"
     target.specs = lambda shape: {n: SimpleNamespace(shape=(128,)) for n in names}
     facts = {"cycles": 1e6, "kernels": [], "unknown_loops": []}
-    shape = SimpleNamespace(length=128)
+    shape = SimpleNamespace(length=128, objective="")
     chip = CHIPS["TPU v5 lite"]
     found = estimates.time_estimate(target, shape, facts, chip)
     assert found["estimated_step_ms"] > 0

@@ -280,6 +280,14 @@ def test_passages_of_files(tmp_path):
         passage_index.read_passages(str(tmp_path), "--text", None, print)
 
 
+def test_passages_without_an_id_have_one_that_no_other_file_has(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n{"id": 1, "text": "y"}\n')
+    (tmp_path / "b.jsonl").write_text('{"_id": "0", "text": "z"}\n{"text": "w"}\n')
+    files = f"{tmp_path}/a.jsonl,{tmp_path}/b.jsonl"
+    found = passage_index.read_passages(files, "--text", 3, print)
+    assert [p.id + p.text for p in found] == ["2x", "1y", "0z", "3w"]
+
+
 def test_questions():
     assert parse_questions("who?\n\nwhy?\n", "q") == [
         {"question": "who?"},

@@ -11,6 +11,7 @@ import pytest
 from bertjax import UserError
 from bertjax.assembly import command_line
 from bertjax.data import counter_rng
+from bertjax.data.corpus import tfds_source
 from bertjax.data.tokenizers.tokenizer import load_tokenizer
 from bertjax.scoring.retrieval import of_width
 from bertjax.tasks import search, search_measures
@@ -184,6 +185,26 @@ def test_pairs_and_triples(tmp_path):
         read(file)
     with pytest.raises(UserError, match=r"task.text='query' is unknown.*p, q"):
         read(table)
+
+
+def test_pairs_of_tfds_have_negatives_and_scores(monkeypatch):
+    row = {"query": b"x", "positive": b"one", "negatives": [b"two", b"three"]}
+    row |= {"scores": [3.0, 2.0, 1.0], "image": b"of no use"}
+    builder = SimpleNamespace(info=SimpleNamespace(features=dict.fromkeys(row)))
+
+    def read_split(builder, split, names):
+        return iter([{name: row[name] for name in names}])
+
+    monkeypatch.setattr(tfds_source, "open_split", lambda *told: (builder, "train"))
+    monkeypatch.setattr(tfds_source, "read_split", read_split)
+    (found,), _ = read("tfds:pairs:train")
+    assert found.grades == [{0: 1, 1: 0, 2: 0}]
+    assert found.scores == [{0: 3.0, 1: 2.0, 2: 1.0}]
+    with pytest.raises(UserError, match=r"pairs:train: task\.label='hard' is unknown"):
+        read("tfds:pairs:train", columns={**COLUMNS, "task.label": "hard"})
+    del row["scores"], builder.info.features["scores"]
+    (found,), _ = read("tfds:pairs:train")
+    assert found.grades == [{0: 1, 1: 0, 2: 0}] and not any(found.scores)
 
 
 # ---------------------------------------------------------------- rows

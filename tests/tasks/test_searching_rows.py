@@ -47,11 +47,13 @@ def form_of(name, **more):
     return Form(columns, "answers", (), separators, metrics, **whole, **more)
 
 
-def rows_of(form, labelled=True):
+def rows_of(form, labelled=True, bare=(), say=print):
     ctxs = [{"id": p.id, "text": p.text, "score": 0.0} for p in PASSAGES]
     cells = [{"question": q, "answers": a, "ctxs": ctxs} for q, a in ASKED]
+    for i in bare:
+        cells[i]["ctxs"] = []
     read = [tables.Row(cell, f"t.jsonl:{i}") for i, cell in enumerate(cells)]
-    return make_rows(read, form, Letters(), labelled)
+    return make_rows(read, form, Letters(), labelled, say)
 
 
 @pytest.mark.parametrize("labelled", [True, False])
@@ -96,6 +98,17 @@ def test_rows_hold_no_more_text_than_they_have_slots(name, index):
     rows = rows_of(form_of(name, index=index)).plan(24)
     batch = rows.gather(np.arange(rows.n), None, SPECIALS)
     assert 0 < count_text(batch) <= count_slots(batch)
+
+
+def test_a_question_without_passages_is_answered_and_not_learnt():
+    said = []
+    rows = rows_of(form_of("prefix"), True, [0, 2], said.append)
+    assert said == ["2 questions without a passage, left out: t.jsonl:0, t.jsonl:2"]
+    assert rows.n == 1 and rows.is_passage.all() and rows.plan(24).n == 1
+    rows = rows_of(form_of("prefix"), False, [0, 2], said.append)
+    assert rows.n == 3 and [*map(len, rows.answered)] == [0, 3, 0] and len(said) == 1
+    with pytest.raises(UserError, match=r"^t\.jsonl:0: no question has a passage"):
+        rows_of(form_of("prefix"), True, range(3))
 
 
 def test_slots_are_those_of_all_passages():

@@ -2,6 +2,7 @@
 """Rows of texts and their targets: layout, truncation, what is refused."""
 
 import math
+from string import ascii_lowercase
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,7 +20,7 @@ FORM = Form(("text",), "target", (), 1, ("perplexity",), targets=Targets(3))
 
 
 class Letters:
-    """Ids of letters: a is 5."""
+    """Ids of letters: a is 5, and what is none is unknown."""
 
     vocab_size, lower_case, unk_id, kind = 200, True, 4, "ids"
     pieces = tuple(map(str, range(vocab_size)))
@@ -29,7 +30,8 @@ class Letters:
         return " ".join(map(str, ids))
 
     def encode_batch(self, texts):
-        return [[ord(ch) - ord("a") + 5 for ch in text] for text in texts]
+        ids = {ch: 5 + i for i, ch in enumerate(ascii_lowercase)}
+        return [[ids.get(ch, self.unk_id) for ch in text] for text in texts]
 
 
 def made(*rows, form=FORM, labelled=True):

@@ -212,6 +212,13 @@ def count_slots(batch: Mapping[str, Any]) -> int:
     return sum(int(np.prod(side.shape)) for side in sides)
 
 
+def encoder_length(length: int, arrays: Mapping[str, Any]) -> int:
+    """Return how many tokens an encoder reads of a row of `length` tokens of text: of
+    an image the regions stand behind them. arrays: of a batch, or their specs."""
+    regions = arrays.get("region_mask")
+    return length + (0 if regions is None else regions.shape[-1])
+
+
 def prediction_specs(name: str, P: int) -> dict[str, Spec]:
     """Return the arrays that say where, what and whether to predict, [P]."""
     return {

@@ -39,7 +39,8 @@ COLUMN = "passage"  # of the rows that are made up of a question's passages
 def make_rows(
     read: Sequence[Row], form: Form, tokenizer: Any, labelled: bool, say: Say = silent
 ) -> MarginalRows:
-    """Encode questions with passages and, where they are labelled, answers.
+    """Encode questions with passages and, where they are labelled, answers; of these
+    none are left that have no passage, which are said.
 
     Raises UserError, naming the place, for cells of another form.
     """
@@ -52,6 +53,11 @@ def make_rows(
         k = min(k, max(map(len, found), default=0))
     if not k or not any(found):
         raise UserError(f"{read[0].place}: no question has a passage ({listed})")
+    if labelled:
+        bare = [row.place for row, own in zip(read, found, strict=True) if not own]
+        tables.report(say, bare, "question", " without a passage, left out")
+        read = [row for row, own in zip(read, found, strict=True) if own]
+        found = [own for own in found if own]
     rows, scores = [], np.zeros((len(read), k), np.float32)
     is_passage = np.zeros((len(read), k), bool)
     for i, (row, passages) in enumerate(zip(read, found, strict=True)):
