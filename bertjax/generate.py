@@ -157,7 +157,7 @@ def read_prompts(path: str) -> list[Any]:
     name = "standard input" if path == "-" else path
     lines = tables.read_lines(path, "--input")
     first = next(filter(str.strip, lines), "")
-    if not first.lstrip().startswith("{"):
+    if not (tables.is_json(path) or first.lstrip().startswith("{")):
         return lines
     prompts = []
     for number, line in enumerate(lines, 1):

@@ -78,6 +78,9 @@ def test_prompts_of_a_pipe(tmp_path):
     writer.start()
     assert generate.read_prompts(str(fifo)) == ["A word", "", "B"]
     writer.join()
+    (tmp_path / "list.jsonl").write_text("[1, 2]\n")
+    with pytest.raises(UserError, match=r"list\.jsonl:1 is no JSON object"):
+        generate.read_prompts(str(tmp_path / "list.jsonl"))
     with pytest.raises(UserError, match=f"^--input={tmp_path} cannot be read: Is a"):
         generate.read_prompts(str(tmp_path))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import read_rows, refused, succeeded, timeless
 
-from bertjax import UserError, evaluate, predict, show
+from bertjax import UserError, embed, evaluate, predict, show
 
 SMALL = [
     "--config.batch_size=4",
@@ -82,6 +82,14 @@ def test_evaluate_gives_what_the_run_did(completer, capsys):
     for name in names | {"mrr_pessimistic"}:
         assert scores[name] == pytest.approx(row[f"eval/valid/{name}"], rel=1e-5)
     assert scores["sides"].keys() == {"head", "tail"}
+
+
+def test_texts_have_no_vectors(completer, tmp_path):
+    """An index of them would be of unknown tokens."""
+    (tmp_path / "a.txt").write_text("a text\n")
+    given = [f"--model={completer}", f"--text={tmp_path / 'a.txt'}"]
+    with pytest.raises(UserError, match=r"run.* reads triples of a graph"):
+        embed.main([*given, f"--index={tmp_path / 'index'}"])
 
 
 def test_answers_have_names(completer, tmp_path, capsys):

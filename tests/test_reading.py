@@ -247,5 +247,7 @@ def test_what_embed_refuses(trained, folder):
         embed.main(given)
     with pytest.raises(UserError, match="is an index already"):
         embed.main([*given, f"--index={folder}/one"])
+    with pytest.raises(UserError, match="has files and is no index: name another"):
+        embed.main([*given, f"--index={folder}"])
     with pytest.raises(UserError, match="--width has no use with --index"):
         embed.main([*given, f"--index={folder}/new", "--width=8"])

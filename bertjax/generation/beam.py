@@ -176,6 +176,8 @@ def choose_beams(
     best, at = jax.lax.top_k(scores, width)
     parents, tokens = at // likely.shape[2], (at % likely.shape[2]).astype(jnp.int32)
     own = jnp.take_along_axis(likely.reshape(b, -1), at, axis=1)
+    if ends.forced is not None:
+        own = jnp.where(step == most - 1, 0.0, own)
     found = append(loop.open.take(parents)._replace(score=best), step, tokens, own)
     ending = is_end(tokens, ends.ends) | (step + 1 == most)
 

@@ -133,10 +133,12 @@ def _generate(
     ) -> tuple[jax.Array, jax.Array, Generated, jax.Array | None]:
         keys = draw_keys(seed, rows, sample, step) if pick.draws else None
         token = pick_tokens(pick, logits, keys, seen)
-        if ends.forced is not None:
-            token = jnp.where(step == max_new_tokens - 1, ends.forced, token)
         likely = jax.nn.log_softmax(logits, axis=-1)
         own = jnp.take_along_axis(likely, token[:, None], axis=1)[:, 0]
+        if ends.forced is not None:
+            at_end = step == max_new_tokens - 1
+            token = jnp.where(at_end, ends.forced, token)
+            own = jnp.where(at_end, 0.0, own)  # nothing else could stand there
         token = jnp.where(ended, ends.pad_id, token)
         written = Generated(
             written.ids.at[:, step].set(token),

@@ -35,12 +35,10 @@ def make_index(
     if (folder / passage_index.FACTS).exists():
         raise UserError(f"--index={folder} is an index already: name another directory")
     begun = (folder / LINES).exists()
-    for name in (passage_index.PASSAGES, passage_index.VECTORS):
-        if (folder / name).exists() and not begun:
-            raise UserError(
-                f"--index={folder} has {name}, which would be replaced, and is no "
-                "index: name another directory"
-            )
+    if folder.is_dir() and any(folder.iterdir()) and not begun:
+        raise UserError(
+            f"--index={folder} has files and is no index: name another directory"
+        )
     model = open_retriever(path, "--model", dtype, weights)
     if "index_model" in model.meta:  # whose `longest` is of questions, which are short
         longest = model.config.data.length

@@ -14,7 +14,7 @@ from bertjax.assembly import models
 from bertjax.data.progress import Progress
 from bertjax.interop import sentence_transformers
 from bertjax.tasks import search
-from bertjax.tasks.task_type import POOLINGS
+from bertjax.tasks.task_type import POOLINGS, find_task_type
 
 __all__ = ["Embedder", "embed_rows", "make_embedder", "open_embedder", "tokenize"]
 
@@ -153,6 +153,12 @@ def settle_sentences(
     """Return how an open model makes vectors, with nothing left open; arguments are
     those of `make_embedder`. Raises UserError for what is not known here."""
     tokenizer, cfg = model.tokenizer, model.cfg
+    task_type = find_task_type(model.config.objective)
+    if task_type and task_type.make_tokenizer:
+        raise UserError(
+            f"{where} reads triples of a graph: its vocabulary is the graph's, and "
+            "texts are unknown to it"
+        )
     intended = sentence_transformers.sentence_options(model.checkpoint, model.meta)
     given = {"--pooling": pooling, "--normalize": normalize}
     for name in [x for x in given if given[x] is not None and intended.kind != "dense"]:

@@ -23,7 +23,7 @@ def parse_questions(
     Returns objects with that column, and of SQuAD `id` and `answers`. Raises UserError,
     naming the place.
     """
-    is_json = text.lstrip()[:1] == "{"
+    is_json = tables.is_json(name) or text.lstrip()[:1] == "{"
     if is_json and '"paragraphs"' in text and '"qas"' in text:
         asked = squad_files.questions_of(load_json(text, name), name)
         return [

@@ -152,6 +152,12 @@ def read_file(path: str, columns: Columns, say: Say = silent) -> list[Row]:
     return list(parse_rows(read_text(path), kind, path, columns, say))
 
 
+def is_json(path: str) -> bool:
+    """Whether a file's name says that it holds JSON lines."""
+    suffix = SUFFIX.search(path)
+    return suffix is not None and suffix[1].lower().startswith("json")
+
+
 def read_text(path: str) -> str:
     """Read a whole file, unpacked. UserError where it is damaged or not UTF-8."""
     return decode(b"".join(files.unpacked(path)), path)

@@ -109,6 +109,9 @@ def test_one_beam_is_greedy_and_a_forced_end_is_written():
         beam_search(TOY, TABLE, prompts(ROWS), beams=Beams(2), **forced),
     ):
         assert all(text[-1] == END for text in texts(written))
+        # Nothing else may stand in the last place, so that it is certain.
+        last = np.asarray(written.ids)[..., 2] == END
+        assert last.any() and not np.asarray(written.log_probs)[..., 2][last].any()
 
 
 def chi_square(found, wanted):

@@ -284,7 +284,7 @@ def test_passages_without_an_id_have_one_that_no_other_file_has(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "x"}\n{"id": 1, "text": "y"}\n')
     (tmp_path / "b.jsonl").write_text('{"_id": "0", "text": "z"}\n{"text": "w"}\n')
     files = f"{tmp_path}/a.jsonl,{tmp_path}/b.jsonl"
-    found = passage_index.read_passages(files, "--text", 3, print)
+    found = passage_index.read_passages(files, "--text", None, print)
     assert [p.id + p.text for p in found] == ["2x", "1y", "0z", "3w"]
 
 
@@ -295,6 +295,8 @@ def test_questions():
     ]
     kept = parse_questions('{"question": "who?", "answers": ["I"], "x": 1}\n', "q")
     assert kept == [{"question": "who?", "answers": ["I"], "x": 1}]
+    with pytest.raises(UserError, match=r"q\.jsonl:1: is no JSON object"):
+        parse_questions("[1, 2]\n", "q.jsonl")
     answers = [{"text": "b", "answer_start": 2}] * 2
     squad = {"qas": [{"id": "1", "question": "what?", "answers": answers}]}
     squad = {"data": [{"paragraphs": [squad | {"context": "a b"}]}]}

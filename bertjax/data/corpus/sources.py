@@ -69,7 +69,9 @@ def parse_sources(value: str, key: str, role: str, **given: str) -> list[Source]
                 )
             sources.append(tfds_source.TfdsSource(entry, fields))
         else:
-            for path in expand_paths(entry, key, some_empty=True):
+            pattern = "*.jsonl" if fields.is_aligned else "*.txt"
+            pattern = "**/*.java" if fields.code_field else pattern
+            for path in expand_paths(entry, key, True, pattern):
                 if path.lower().endswith(".parquet"):
                     sources.append(ParquetSource(path, fields))
                 elif language_of(path):
