@@ -171,7 +171,10 @@ def read_prompts(path: str) -> list[Any]:
             continue
         cells = prompt.values() if isinstance(prompt, dict) else [prompt]
         if not cells or not all(isinstance(cell, str) for cell in cells):
-            raise UserError(f'{name}:{number} is no JSON object {{"prompt": TEXT}}')
+            raise UserError(
+                f'{name}:{number} is no JSON object {{"prompt": TEXT}}, nor a '
+                'conversation, {"turns": [...]}'
+            )
         prompts.append(prompt)
     return prompts
 
