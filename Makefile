@@ -37,7 +37,8 @@ quickstart: $(VENV)/.base
 # The speedrun's track of three hours (docs/speedrun.md); DATA: the folder with its files.
 cpu3h: $(VENV)/.base
 	@test -n "$(DATA)" || { echo "error: say DATA=DIR, the files of docs/speedrun.md"; exit 2; }
-	$(BIN)/python -m bertjax.speedrun --track=cpu3h --data=$(DATA) --workdir=runs/cpu3h
+	$(BIN)/python -m bertjax.speedrun --track=cpu3h --scorer=lm \
+		--data=$(DATA) --workdir=runs/cpu3h
 	@$(BIN)/python -m bertjax.fill_mask --model=runs/cpu3h/seed-0 \
 		"The capital of France is [MASK]." \
 		"He was born in 1950 and [MASK] in 2001." \
