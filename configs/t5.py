@@ -8,8 +8,8 @@ rows, Adafactor, dropout 0.1; SentencePiece, 32,000 pieces and 100 sentinels. T5
 small, base, large, v1_1_base, v1_1_large, v1_1_xl, v1_1_xxl; tiny, mini, v1_1_mini
 (ours: 128 rows, 100,000 steps, a rate of 3e-2); smoke. Ours: the rate falls linearly
 from 1e-2, after a warm-up of 1% (there it is 1e-2 for 10,000 steps, then 1 over the
-root of the step); matrices are drawn from a normal of 0.02; a z-loss of 1e-4, as T5X
-has it; pieces of the training text, with [CLS] and [MASK], which no row has.
+root of the step); a z-loss of 1e-4, as T5X has it; pieces of the
+training text, with [CLS] and [MASK], which no row has.
 
 UL2's seven ways of hiding spans: objective=
 denoise:target=spans,density=0.15/0.15/0.5/0.5/0.15/0.5/0.25,mean=3/8/3/8/64/64/9999

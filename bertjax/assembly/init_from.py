@@ -38,7 +38,7 @@ SIZES = {
 }
 # Of a model's options those that a recipe decides, whatever a checkpoint had.
 OPEN = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
-OPEN += ("zero_init_outputs",)
+OPEN += ("zero_init_outputs", "fan_in_init")
 
 
 def check_init_from(path: str, say: Say = silent, key: str = "init_from") -> Any:

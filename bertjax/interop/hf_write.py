@@ -29,7 +29,7 @@ from bertjax.models.config import RUNTIME, EncoderConfig
 OURS_ALONE = ("qk_norm", "final_logit_softcapping")
 OURS_ALONE += ("embedding_skip", "value_skip", "unet_skips")
 # What does not decide which family an encoder is of.
-FREE = ("pooler", "dtype", "pieces", "zero_init_outputs")
+FREE = ("pooler", "dtype", "pieces", "zero_init_outputs", "fan_in_init")
 FREE += (*RUNTIME, *task_heads.OPTIONS)
 SAME_GELU = {"gelu_tanh": "gelu_pytorch_tanh", "gelu_new": "gelu_pytorch_tanh"}
 

@@ -89,6 +89,8 @@ class EncoderConfig:
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
     initializer_range: float = 0.02
+    # Deviations by the inputs of each product instead, embeddings of 1 (T5's).
+    fan_in_init: bool = False
     # Products that end in a residual sum (attention/output, mlp/down) begin as 0.
     zero_init_outputs: bool = False
     pooler: bool = True

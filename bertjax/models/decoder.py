@@ -16,8 +16,9 @@ from bertjax.models import encoder
 from bertjax.models.attention_mask import AttentionMask
 from bertjax.models.config import EncoderConfig, decoder_config
 from bertjax.models.embeddings import embed
+from bertjax.models.initializers import draw_params
 from bertjax.models.layer_specs import layer_specs, position_specs
-from bertjax.models.layers import Params, draw, fold_in, norm_specs
+from bertjax.models.layers import Params, fold_in, norm_specs
 from bertjax.models.stacked_layers import run_layers
 from bertjax.models.transformer_layer import (
     MemoryInputs,
@@ -47,7 +48,7 @@ def init(rng: jax.Array, cfg: EncoderConfig) -> Params:
         del specs["embeddings"]
     if cfg.final_norm:
         specs["final_norm"] = norm_specs(cfg.hidden_size, cfg.norm_bias)
-    return draw(rng, specs, cfg.initializer_range)
+    return draw_params(rng, specs, cfg)
 
 
 def encode(

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 
 from bertjax.models.config import EncoderConfig, read_id_streams
 from bertjax.models.embeddings import embed
+from bertjax.models.initializers import draw_params
 from bertjax.models.layer_specs import layer_specs, position_specs
-from bertjax.models.layers import Params, draw, linear_specs, norm_specs
+from bertjax.models.layers import Params, linear_specs, norm_specs
 from bertjax.models.pooling import last_positions, pool
 from bertjax.models.stacked_layers import run_layers
 from bertjax.models.transformer_layer import make_attention_inputs, normalise
@@ -40,6 +41,7 @@ class EncodedInside(NamedTuple):
 def init(rng: jax.Array, cfg: EncoderConfig) -> Params:
     """Make the parameters: truncated normal 0.02, biases 0, norm scales 1, all f32.
 
+    cfg.fan_in_init: deviations by the inputs of each product (initializers.py).
     cfg.zero_init_outputs: what each block adds to the residual stream begins as 0, as
     in modded-nanogpt and, by a factor, in Goyal et al. 2017 (arXiv 1706.02677), 5.1.
 
@@ -62,7 +64,7 @@ def init(rng: jax.Array, cfg: EncoderConfig) -> Params:
         specs["final_norm"] = norm_specs(d, cfg.norm_bias)
     if cfg.pooler and cfg.pooler_activation:
         specs["pooler"] = linear_specs((d,), (d,))
-    return draw(rng, specs, cfg.initializer_range)
+    return draw_params(rng, specs, cfg)
 
 
 def apply(

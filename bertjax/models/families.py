@@ -62,6 +62,7 @@ T5 = dict(
     final_norm=True,
     attention_bias=False,
     attention_scale=1.0,
+    fan_in_init=True,
     mlp_bias=False,
     classifier_transform=False,
     decoder_bias=False,

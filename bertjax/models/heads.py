@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.models.config import EncoderConfig
+from bertjax.models.initializers import draw_params
 from bertjax.models.layers import (
     Params,
     activate,
@@ -39,7 +40,7 @@ def init_mlm(rng: jax.Array, cfg: EncoderConfig) -> Params:
         specs["bias"] = ((cfg.vocab_size,), 0.0)
     if not cfg.tie_word_embeddings:
         specs["decoder"] = ((cfg.vocab_size, e), "normal")
-    return draw(rng, specs, cfg.initializer_range)
+    return draw_params(rng, specs, cfg)
 
 
 def mlm_logits(
