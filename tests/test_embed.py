@@ -13,6 +13,7 @@ import pytest
 from conftest import ENCODERS
 
 from bertjax import UserError, convert, embed
+from bertjax.config.schema import base
 from bertjax.inference import embed_texts, forward
 from bertjax.interop import sentence_transformers
 from bertjax.interop.sentence_transformers import Sentences
@@ -192,7 +193,11 @@ def test_two_processes_do_not_write_the_same(
 def test_the_first_token_of_a_decoder_says_nothing():
     cfg = EncoderConfig(**SIZES, is_decoder=True)
     model = SimpleNamespace(
-        cfg=cfg, tokenizer=SimpleNamespace(lower_case=True), checkpoint=None, meta={}
+        cfg=cfg,
+        tokenizer=SimpleNamespace(lower_case=True),
+        checkpoint=None,
+        meta={},
+        config=base(),
     )
     with pytest.raises(UserError, match=r"^m: --pooling=cls: the first token of a dec"):
         embed_texts.make_embedder(model, "m", pooling="cls")
