@@ -29,11 +29,15 @@ SLOW = frozenset((ROOT / "tests/slow.txt").read_text(encoding="utf-8").splitline
 
 
 def knows(flag: bytes) -> bool:
-    """Whether this jaxlib has an XLA flag: one that it does not know ends it."""
+    """Whether this jaxlib has an XLA flag: one that it does not know ends it.
+
+    It is a string that ends as C's do; the name of one that is gone may be in a list.
+    """
+    written = b"\0" + flag + b"\0"
     (folder,) = importlib.util.find_spec("jaxlib").submodule_search_locations
     for library in Path(folder).glob("libjax*.so"):
         with library.open("rb") as file:
-            if mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ).find(flag) >= 0:
+            if mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ).find(written) >= 0:
                 return True
     return False
 
