@@ -15,8 +15,11 @@ CUT = 0.8796256610342398  # the deviation of a normal that is cut at 2 of its ow
 
 
 def draw_params(rng: jax.Array, specs: Mapping[str, Any], cfg: EncoderConfig) -> Params:
-    """Make f32 parameters from what `layers.draw` takes: of a deviation of
-    cfg.initializer_range, or with cfg.fan_in_init of one that the inputs tell."""
+    """Make f32 parameters from a nested dict of specs, as `layers.draw` does.
+
+    What is drawn has a deviation of cfg.initializer_range before it is cut, or with
+    cfg.fan_in_init `deviation`'s after it.
+    """
     if not cfg.fan_in_init:
         return draw(rng, specs, cfg.initializer_range)
     return jax.tree_util.tree_map_with_path(
@@ -28,6 +31,7 @@ def draw_params(rng: jax.Array, specs: Mapping[str, Any], cfg: EncoderConfig) ->
 def deviation(path: Any, shape: tuple[int, ...], cfg: EncoderConfig) -> float:
     """Return the deviation of a leaf by the inputs of its product, 1 of others.
 
+    path: of the leaf in its part of the tree; shape: its own, layers on axis 0.
     Embeddings have 1; a matrix, and a bias of distances, 1 over the root of its inputs.
     Queries have less where scores are not scaled down as usual (T5's). Raffel et al.
     2020, as mesh_tensorflow and T5X make it.
