@@ -9,7 +9,7 @@ import numpy as np
 
 from bertjax import UserError, counted, registry
 from bertjax.config import cli
-from bertjax.data.corpus.sources import named_sources, split_sources
+from bertjax.data.corpus.sources import named_sources
 from bertjax.inference import embed_texts
 from bertjax.inference.cross_encoder import CrossEncoder, rerank
 from bertjax.scoring.confidence import half_width
@@ -69,7 +69,7 @@ def score(args: Any, path: str, flag: str) -> Scores:
     for them; those of tokens by MaxSim. --precision: also in fewer bytes; --rerank: the
     first --depth in the order of a cross-encoder. --mine writes hard negatives.
     """
-    kinds = [name for name in split_sources(args.precision or "") if name]
+    kinds = registry.split_list(args.precision or "")
     for name in kinds:
         registry.pick("--precision", name, search.PRECISIONS)
     from bertjax.inference.device_search import place  # which needs jax

@@ -15,7 +15,6 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from bertjax import UserError, counted, registry
-from bertjax.data.corpus.sources import split_sources
 from bertjax.scoring import SUPPORT
 
 
@@ -86,7 +85,7 @@ def value_lines(values: Mapping[str, Any]) -> Iterator[str]:
 
 def two_columns(text: str, what: str) -> list[str]:
     """Return the two names of --columns. Raises UserError otherwise."""
-    names = split_sources(text)
+    names = registry.split_list(text)
     if len(names) != 2:
         raise UserError(
             f"--columns={text} has {counted(len(names), 'name')}: give two, {what}"

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertjax import UserError
-from bertjax.data.corpus.sources import expand_paths, split_sources
+from bertjax import UserError, registry
+from bertjax.data.corpus.sources import expand_paths
 from bertjax.storage import atomic
 from bertjax.tasks import search, tables
 from bertjax.tasks.passages import TEXTS, find_packed
@@ -194,7 +194,7 @@ def read_passages(value: str, key: str, words: int | None, say: Say) -> list[Pas
     """
     found: list[Passage] = []
     paths: list[str] = []
-    entries = split_sources(value)
+    entries = registry.split_list(value)
     for entry in entries:
         folder = Path(entry).expanduser()
         if folder.is_dir():

@@ -6,7 +6,7 @@ from typing import Any
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError, registry
-from bertjax.data.corpus.sources import named_sources, split_sources
+from bertjax.data.corpus.sources import named_sources
 from bertjax.models.families import in_effect
 from bertjax.tasks.passage_index import read_facts
 from bertjax.tasks.task_type import POOLINGS
@@ -47,7 +47,7 @@ def check_chunks(config: ConfigDict) -> None:
 def read_widths(text: str) -> list[int]:
     """Read task.widths. Raises UserError for what are no numbers of 1 or more, and for
     one that occurs twice."""
-    widths = split_sources(text)
+    widths = registry.split_list(text)
     if any(not (w.isdecimal() and int(w)) for w in widths):
         raise UserError(f"task.widths={text}: give numbers, as in 32,64")
     found = [*map(int, widths)]

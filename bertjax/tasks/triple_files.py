@@ -10,9 +10,9 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from bertjax import UserError, counted
+from bertjax import UserError, counted, registry
 from bertjax.data.corpus.line_repair import load_json
-from bertjax.data.corpus.sources import expand_paths, split_sources
+from bertjax.data.corpus.sources import expand_paths
 from bertjax.tasks import tables
 from bertjax.tasks.tables import Columns, Say, silent
 
@@ -66,7 +66,7 @@ def read_triples(
     Triple(head='a', relation='knows', tail='b', source='train.tsv', line=1)
     """
     found: list[Triple] = []
-    for entry in split_sources(value):
+    for entry in registry.split_list(value):
         if entry.startswith("tfds:"):
             raise UserError(f"{key}={entry}: triples are read from files, {WANTED}")
         for path in expand_paths(entry, key, pattern=WANTED):
@@ -135,7 +135,7 @@ def read_descriptions(value: str, key: str, say: Say = silent) -> dict[str, Desc
     """
     found: dict[str, Described] = {}
     nameless: list[str] = []
-    for entry in split_sources(value):
+    for entry in registry.split_list(value):
         for path in expand_paths(entry, key, pattern=WANTED):
             text = tables.read_text(path)
             read = _described_object if text.lstrip()[:1] == "{" else _described_cells

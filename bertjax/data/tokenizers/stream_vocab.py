@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from bertjax import UserError
+from bertjax import UserError, registry
 from bertjax.data.tokenizers.tokenizer import STREAMS, Tokenizer
 
 KINDS = SENTENCE, TOKEN = "sentence", "token"
@@ -71,7 +71,7 @@ def read_streams(written: str, key: str = "data.streams") -> dict[str, int]:
     that is none.
     """
     caps: dict[str, int] = {}
-    for entry in filter(None, map(str.strip, written.split(","))):
+    for entry in registry.split_list(written):
         name, colon, number = entry.partition(":")
         if not _NAME.fullmatch(name):
             raise UserError(

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import UserError
-from bertjax.data.corpus.sources import split_sources
+from bertjax import UserError, registry
 from bertjax.data.rendering import decode
 from bertjax.tasks import tables, text_rows
 from bertjax.tasks.tables import Row, Say, silent
@@ -217,7 +216,7 @@ def label_of(row: Row, form: Form, choices: int) -> int:
 
 
 def _check(config: ConfigDict) -> None:
-    if not split_sources(config.task.choices):
+    if not registry.split_list(config.task.choices):
         raise UserError(
             "task.choices is empty: name the columns of the choices, with commas, or "
             "the column that holds their list"

@@ -21,9 +21,8 @@ from typing import Any, Self
 import numpy as np
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import UserError, counted
+from bertjax import UserError, counted, registry
 from bertjax.data import counter_rng
-from bertjax.data.corpus.sources import split_sources
 from bertjax.data.rendering import decode
 from bertjax.tasks import tables, text_metrics, text_rows
 from bertjax.tasks.tables import Row, Say, silent
@@ -365,7 +364,7 @@ def targets_of(row: Row, column: str) -> list[str]:
 
 
 def _check(config: ConfigDict) -> None:
-    names = split_sources(config.task.metrics)
+    names = registry.split_list(config.task.metrics)
     text_metrics.check_packages(names, "task.metrics")
 
 
