@@ -37,20 +37,12 @@ ROW = ("passage_scores", "passage_weights", "lm_ids", "lm_weights")  # of questi
 FOUND = "passage_numbers", "passage_scores"
 
 
-def target_log_probs(logits: jax.Array, ids: jax.Array) -> jax.Array:
-    """Return ln p(y_i | x, z, y<i), f32 [B, k, T], of logits f32 [B, k, T, V] and the
-    target's ids i32 [B, T]."""
-    likely = jax.nn.log_softmax(logits, axis=-1)
-    each = jnp.broadcast_to(ids[:, None, :, None], (*logits.shape[:3], 1))
-    return jnp.take_along_axis(likely, each, axis=-1)[..., 0]
-
-
 def sequence_log_probs(
     likely: jax.Array, passages: jax.Array, weights: jax.Array
 ) -> jax.Array:
     """Return RAG-Sequence's ln p(y | x), f32 [B].
 
-    likely: f32 [B, k, T], of `target_log_probs`; passages: ln p(z | x), f32 [B, k];
+    likely: f32 [B, k, T], of `read_targets`; passages: ln p(z | x), f32 [B, k];
     weights: 1 for the tokens of a target, f32 [B, T].
     """
     whole = jnp.sum(likely * weights[:, None], axis=2)
