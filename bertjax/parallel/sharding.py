@@ -260,6 +260,12 @@ def constrain(x: jax.Array, axes: str) -> jax.Array:
     return _pin(x, spec(axes, ACTIVATIONS))
 
 
+def replicate(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Give every device whole arrays inside jit, so that every process has the rows of
+    all, for metrics of whole sets."""
+    return {k: constrain(v, " ".join("_" * v.ndim)) for k, v in arrays.items()}
+
+
 def size_along(axis: str) -> int:
     """Return over how many devices a logical axis of activations is split here."""
     mesh = jax.sharding.get_abstract_mesh()

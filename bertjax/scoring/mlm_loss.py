@@ -22,6 +22,7 @@ from bertjax.data.tokenizers.tokenizer import BYTES
 from bertjax.inference import fill_blanks
 from bertjax.interop.hf_read import Imported
 from bertjax.models import encoder, heads
+from bertjax.objectives.losses import logits_of
 from bertjax.objectives.make_objective import make_objective
 from bertjax.objectives.token_head import sum_in_chunks
 from bertjax.scoring.confidence import Calibration, half_width
@@ -137,7 +138,7 @@ def make_guesser(cfg: Any) -> Callable[[Any, Any], dict[str, Any]]:
 
         def score(first: Any, hidden: Any, ids: Any) -> tuple[Any, dict[str, Any]]:
             logits = heads.mlm_logits(params["mlm"], word, own, hidden)
-            true = jnp.take_along_axis(logits, ids[..., None], -1, mode="clip")[..., 0]
+            true = logits_of(logits, ids)
             peak = jnp.max(logits, axis=-1)
             norm = peak + jnp.log(jnp.sum(jnp.exp(logits - peak[..., None]), axis=-1))
             return (), {
