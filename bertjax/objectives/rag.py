@@ -29,7 +29,7 @@ from bertjax.objectives.find_passages import Finder
 from bertjax.objectives.read import passage_log_probs
 from bertjax.objectives.task_head import row_weights
 from bertjax.objectives.token_head import PARAMS, sum_in_chunks
-from bertjax.parallel.sharding import constrain, gather_params
+from bertjax.parallel.sharding import gather_params, gather_rows
 
 NAME = "rag"
 MARGINALS = "sequence", "token"
@@ -155,13 +155,12 @@ def make_objective(
     def evaluate(params: Params, batch: Batch) -> tuple[dict[str, Term], Any]:
         params = gather_params(params, cfg.dtype, whole.shardings)
         batch = find(params, batch)
-        # Every process has the rows of all, for the metrics.
-        own = {k: constrain(batch[k], "_ _") for k in FOUND if k in batch and finder}
+        own = {k: batch[k] for k in FOUND if k in batch and finder}
         if "lm_ids" not in batch:  # rows that are to be answered
-            return {}, own
+            return {}, gather_rows(own)
         each = -log_probs(params, batch, None)
         found = Sum(jnp.sum(each), jnp.sum(own_weights(batch)))
-        return {f"{NAME}_loss": found}, own | {"nats": constrain(each, "_")}
+        return {f"{NAME}_loss": found}, gather_rows(own | {"nats": each})
 
     objective = dataclasses.replace(
         whole,

@@ -32,7 +32,7 @@ from bertjax.objectives.base import Batch, Objective, Specs, Sum, Term
 from bertjax.objectives.losses import cross_entropy
 from bertjax.objectives.metrics import accuracy, guess
 from bertjax.objectives.token_head import PARAMS, score_tokens, sum_in_chunks
-from bertjax.parallel.sharding import constrain, gather_params, replicate
+from bertjax.parallel.sharding import constrain, gather_params, gather_rows
 
 BOX = 4  # x1, y1, x2, y2 as shares of the image
 # What rows are about -> what the names of its terms begin with.
@@ -228,7 +228,7 @@ def score(
         outputs |= of_words
     else:
         terms = {}
-    return terms, replicate(outputs)
+    return terms, gather_rows(outputs)
 
 
 def score_words(

@@ -25,7 +25,7 @@ from bertjax.objectives.combine import combine
 from bertjax.objectives.metrics import guess
 from bertjax.objectives.task_head import row_weights
 from bertjax.objectives.token_head import make_token_head, score_tokens, sum_in_chunks
-from bertjax.parallel.sharding import gather_params, replicate
+from bertjax.parallel.sharding import gather_params, gather_rows
 
 NAME = "lm"  # of its arrays and terms
 
@@ -81,7 +81,7 @@ def of_decoder(cfg: EncoderConfig) -> Objective:
     def evaluate(params: Params, batch: Batch) -> tuple[dict[str, Term], Any]:
         params, encoded = run(params, batch, None)
         own = outputs(params, cfg, encoded, batch)
-        return head.sums(params, cfg, encoded, batch, None), replicate(own)
+        return head.sums(params, cfg, encoded, batch, None), gather_rows(own)
 
     return Objective(
         init=functools.partial(denoise.init, cfg),

@@ -260,10 +260,12 @@ def constrain(x: jax.Array, axes: str) -> jax.Array:
     return _pin(x, spec(axes, ACTIVATIONS))
 
 
-def replicate(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Give every device whole arrays inside jit, so that every process has the rows of
-    all, for metrics of whole sets."""
-    return {k: constrain(v, " ".join("_" * v.ndim)) for k, v in arrays.items()}
+def gather_rows(arrays: Any) -> Any:
+    """Put all rows of a tree of arrays on every device, inside jit.
+
+    Losses over a whole batch need them, and metrics: every process has the rows of all.
+    """
+    return jax.tree.map(lambda x: constrain(x, " ".join("_" * x.ndim)), arrays)
 
 
 def size_along(axis: str) -> int:
