@@ -76,13 +76,12 @@ class Choices(text_rows.Texts):
             for i, k, (a, b) in zip(context, ending, kept, strict=True)
         ]
         is_choice = np.arange(self.choices) < np.diff(self.first)[example][:, None]
-        batch = {"choice_weights": is_choice.astype(np.float32)}
-        flat = text_rows.lay_out(rows, self.length, self.form.separators, specials)
-        for name, values in flat.items():
-            empty = specials.pad_id if name == "input_ids" else 0
-            batch[name] = np.full((*is_choice.shape, self.length), empty, np.int32)
-            batch[name][is_choice] = values
-        return batch | {"labels": self.labels_of(example)}
+        how = is_choice, self.length, self.form.separators, specials
+        return {
+            "choice_weights": is_choice.astype(np.float32),
+            **text_rows.lay_out_real(rows, *how),
+            "labels": self.labels_of(example),
+        }
 
     def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         """Yield the sequence of each choice; the right one is marked."""

@@ -25,7 +25,7 @@ from bertjax.tasks import graphs, open_graph
 from bertjax.tasks.graphs import HEAD, TAIL, Queries
 from bertjax.tasks.spelled_entities import Candidates, Spelled, spell
 from bertjax.tasks.tables import Say, silent
-from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs
+from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, min_mean_max
 from bertjax.tasks.triple_files import BLANK, Triple
 from bertjax.tasks.triple_rows import TripleRows, ask_for_ends, triple_type
 
@@ -164,9 +164,8 @@ class Spellings(TripleRows):
 
     def label_counts(self) -> dict[str, dict[str, float]]:
         lengths = self.candidates.lengths
-        pieces = {n: float(getattr(lengths, n)()) for n in ("min", "mean", "max")}
         counts = {"entities": len(lengths), "relations": len(self.graph.relations)}
-        return {"candidates": counts, "pieces of an entity": pieces}
+        return {"candidates": counts, "pieces of an entity": min_mean_max(lengths)}
 
 
 def make_spellings(

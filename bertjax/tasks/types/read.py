@@ -144,12 +144,8 @@ class ReadingRows(Rows):
             pairs += [[asked]]
             pairs += [[asked, self.passages[p][:room]] for p in passages if p >= 0]
         real = np.concatenate([np.ones((b, 1), bool), own >= 0], axis=1)
-        laid = text_rows.lay_out(pairs, self.length, self.form.separators, specials)
-        batch: Batch = {}
-        for name, values in laid.items():
-            empty = specials.pad_id if name == "input_ids" else 0
-            batch[name] = np.full((*real.shape, self.length), empty, np.int32)
-            batch[name][real] = values
+        how = real, self.length, self.form.separators, specials
+        batch = text_rows.lay_out_real(pairs, *how)
         begins = np.where(own >= 0, self.lead(example)[:, None], 0)
         ends = batch["attention_mask"][:, 1:].sum(axis=2) - (own >= 0)
         batch |= {

@@ -26,7 +26,7 @@ from bertjax.data import counter_rng
 from bertjax.data.rendering import decode
 from bertjax.tasks import tables, text_metrics, text_rows
 from bertjax.tasks.tables import Row, Say, silent
-from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Ragged
+from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Ragged, min_mean_max
 from bertjax.tasks.task_type import TaskType
 
 OF_TARGETS = "perplexity", "accuracy"
@@ -98,12 +98,6 @@ class Sequences(text_rows.Texts):
         return np.minimum(self.targets.lengths, self.form.targets.length)
 
     @cached_property
-    def text_sizes(self) -> tuple[np.ndarray, np.ndarray]:
-        """`sizes` of the texts alone."""
-        kept = self.kept(slice(None)).sum(axis=1)
-        return kept + self.specials, sum(t.lengths for t in self.texts) - kept
-
-    @cached_property
     def sizes(self) -> tuple[np.ndarray, np.ndarray]:
         texts, cut = self.text_sizes
         if self.targets is None:
@@ -155,10 +149,7 @@ class Sequences(text_rows.Texts):
             lm_ids           5  6  2  0
             lm_weights       1  1  1  0
         """
-        rows = [
-            [text[i][:size] for text, size in zip(self.texts, sizes, strict=True)]
-            for i, sizes in zip(example, self.kept(example), strict=True)
-        ]
+        rows = self.kept_tokens(example)
         bare = int(self.form.targets.bare)
         laid = self.length + bare, self.form.separators
         batch = text_rows.lay_out(rows, *laid, specials)
@@ -242,9 +233,7 @@ class Sequences(text_rows.Texts):
     def label_counts(self) -> dict[str, dict[str, float]]:
         if self.targets is None:
             return {}
-        sizes = self.targets.lengths
-        names = "min", "mean", "max"
-        return {"target tokens": {n: float(getattr(sizes, n)()) for n in names}}
+        return {"target tokens": min_mean_max(self.targets.lengths)}
 
     def for_scores(self) -> "Sequences":
         return replace(self, draws=False)
