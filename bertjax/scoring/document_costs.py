@@ -15,6 +15,7 @@ import numpy as np
 
 from bertjax import UserError
 from bertjax.assembly import prepared_text
+from bertjax.assembly.models import row_length
 from bertjax.config import cli
 from bertjax.data import counter_rng
 from bertjax.data.corpus.documents import Document, refuse_empty
@@ -69,12 +70,7 @@ def read_layout(
     specials: tokens of a window that are no text; unscored: those of the text that it
     gives no probability to. Raises UserError.
     """
-    most = lm.cfg.max_length
-    length = args.length or lm.longest
-    if length > most:
-        raise UserError(
-            f"--length={length} is too long: the model has {most} positions"
-        )
+    length = row_length(lm.cfg, args.length, lm.longest)
     room = length - specials
     widest = room - unscored
     if widest < 1:

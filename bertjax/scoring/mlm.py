@@ -64,12 +64,7 @@ def score(args: Any, path: str, flag: str) -> Scores:
     models.check_masked_lm(opened, f"--what=mlm: {path}", then)
     unit = args.mask_unit or "token"
     registry.pick("--mask_unit", unit, UNITS)
-    longest = opened.cfg.max_length
-    length = args.length or min(128, longest)
-    if length > longest:
-        raise UserError(
-            f"--length={length} is too long: the model has {longest} positions"
-        )
+    length = models.row_length(opened.cfg, args.length)
     # Whatever the run's objective, phases, plan and masking were, two configs with one
     # text and tokenizer now make the same batches (batches.make_eval_batches).
     config.objective, config.phases = "mlm", ""
