@@ -24,7 +24,14 @@ from bertjax.data.corpus.sources import named_sources, parse_sources
 from bertjax.data.token_store.cache import open_cache
 from bertjax.data.token_store.encoding import Block, encode_block, pieces
 from bertjax.scoring.confidence import half_width
-from bertjax.scoring.scorer import Scores, heading, identify, join_sets, value_lines
+from bertjax.scoring.scorer import (
+    Scores,
+    heading,
+    identify,
+    join_sets,
+    text_to_score,
+    value_lines,
+)
 from bertjax.scoring.sequence_scorers import LanguageModel
 from bertjax.scoring.token_rows import Window, cut_windows
 
@@ -90,9 +97,7 @@ def read_sets(
 ) -> Iterator[tuple[str, list[Text]]]:
     """Yield (name, documents) of --text, or of the run's data.valid. UserError."""
     data = lm.config.data
-    value, key = (args.text, "--text") if args.text else (data.valid, "data.valid")
-    if not value:
-        raise UserError("data.valid is empty in this run's config: give --text=FILES")
+    value, key = text_to_score(args, lm.config)
     prepared_text.settle_cache(lm.config, cli.say)
     cache = os.fspath(open_cache(data.cache).root)
     for name, part in named_sources(value, key).items():
