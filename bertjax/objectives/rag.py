@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax import UserError
-from bertjax.models import decoder, encoder, heads
+from bertjax.models import decoder, encoder
 from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import without_pooler
 from bertjax.models.layers import Params
@@ -28,7 +28,7 @@ from bertjax.objectives.base import Batch, Labels, Objective, Sum, Term
 from bertjax.objectives.find_passages import Finder
 from bertjax.objectives.read import passage_log_probs
 from bertjax.objectives.task_head import row_weights
-from bertjax.objectives.token_head import PARAMS, sum_in_chunks
+from bertjax.objectives.token_head import log_likelihoods
 from bertjax.parallel.sharding import gather_params, gather_rows
 
 NAME = "rag"
@@ -88,14 +88,7 @@ def read_targets(
         at = rows["lm_positions"]
         hidden = encoder.apply(params["encoder"], cfg, rows, rng, at=at).hidden
     ids = jnp.repeat(batch["lm_ids"], k, axis=0)
-    head, word = params.get(PARAMS, {}), params["encoder"]["embeddings"]["word"]
-
-    def score(first: Any, hidden: jax.Array, ids: jax.Array) -> tuple[Any, jax.Array]:
-        x = hidden.reshape(-1, hidden.shape[-1])
-        each = heads.log_likelihoods(head, word, cfg, x, ids.reshape(-1))
-        return (), each.reshape(ids.shape)
-
-    return sum_in_chunks(score, cfg, (hidden, ids))[1].reshape(b, k, -1)
+    return log_likelihoods(params, cfg, hidden, ids).reshape(b, k, -1)
 
 
 def make_objective(
