@@ -71,10 +71,7 @@ def evaluate(
     # What the two have in common the compiler computes once: of mlm alone all.
     run = jax.jit(lambda params, x: (sums(params, x), guess and guess(params, x)))
     params = jax.device_put(params)
-    counts = log_unigram = None  # of each piece in the training text, if that is known
-    if not isinstance(checkpoint, Imported):
-        file = checkpoint.parents[1] / "unigram.npy"
-        counts = np.load(io.BytesIO(file.read_bytes())) if file.exists() else None
+    counts, log_unigram = read_counts(checkpoint), None
     if counts is not None:  # one added to each so that none is impossible
         log_unigram = np.log((counts + 1) / (counts.sum() + len(counts)))
     characters = count_characters(tokenizer)
@@ -112,6 +109,14 @@ def evaluate(
             if "mask_rate" in batches.features.keys:
                 out[name][rate]["mask_rate"] = rate
     return out
+
+
+def read_counts(checkpoint: Any) -> np.ndarray | None:
+    """Return how often the training text has each piece, [V]; None if nobody knows."""
+    if isinstance(checkpoint, Imported):
+        return None
+    file = checkpoint.parents[1] / "unigram.npy"
+    return np.load(io.BytesIO(file.read_bytes())) if file.exists() else None
 
 
 def read_before(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
