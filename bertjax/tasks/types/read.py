@@ -24,7 +24,12 @@ from bertjax.data.rendering import decode
 from bertjax.tasks import tables, text_rows
 from bertjax.tasks.open_questions import answers_of, find_answers, id_of, passages_of
 from bertjax.tasks.passage_index import Passage, PassageIndex, check_vectors
-from bertjax.tasks.retrieval_options import check_pooling, hidden_size, index_facts
+from bertjax.tasks.retrieval_options import (
+    check_pooling,
+    hidden_size,
+    index_facts,
+    pooling_options,
+)
 from bertjax.tasks.span_answers import best_spans
 from bertjax.tasks.squad_metrics import squad_scores
 from bertjax.tasks.tables import Row, Say, silent
@@ -370,8 +375,7 @@ def _check(config: ConfigDict) -> None:
 def _head_options(task: ConfigDict, labels: Any) -> dict[str, Any]:
     out = {"choices": 1 + task.passages, "temperature": task.temperature}
     if task.index:
-        cls, normalize = int(task.pooling == "cls"), int(task.normalize)
-        out |= {"trained": 1, "cls": cls, "normalize": normalize}
+        out |= {"trained": 1, **pooling_options(task)}
     return out
 
 
