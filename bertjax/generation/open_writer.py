@@ -23,8 +23,6 @@ from bertjax.tasks import prepare_task
 from bertjax.tasks.task_rows import Form
 from bertjax.tasks.task_type import get_task_type
 
-__all__ = ["goes_on", "head_of", "open_writer", "pick_way", "write"]
-
 Writer = TextModel | BlankModel
 
 

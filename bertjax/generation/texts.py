@@ -12,8 +12,6 @@ from bertjax import UserError
 from bertjax.data.progress import Progress
 from bertjax.generation.options import Options
 
-__all__ = ["Output", "Prompt", "Side", "TextModel", "cut_at_stop", "write_texts"]
-
 # A text; or of a finetuned model a row of its task, {column: text}.
 Prompt = str | Mapping[str, str]
 Encode = Callable[[str], list[int]]

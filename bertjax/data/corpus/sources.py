@@ -25,12 +25,10 @@ from pathlib import Path
 from bertjax import UserError, registry
 from bertjax.data.corpus import files, tfds_source
 from bertjax.data.corpus.code_files import STREAM, CodeSource, language_of
-from bertjax.data.corpus.documents import NAME, Document, Fields, Source
+from bertjax.data.corpus.documents import NAME, Fields, Source
 from bertjax.data.corpus.line_files import BuiltinSource, FileSource
 from bertjax.data.corpus.line_repair import is_titled
 from bertjax.data.corpus.parquet import ParquetSource
-
-__all__ = ["Document", "Source", "named_sources", "parse_sources"]
 
 
 def parse_sources(value: str, key: str, role: str, **given: str) -> list[Source]:
