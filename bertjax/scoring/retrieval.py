@@ -226,17 +226,3 @@ def say_cut(model: embed_texts.Embedder, cut: int) -> None:
     """Say how many texts were cut."""
     if cut:
         cli.say(f"{cut:,} texts cut at {model.how.longest} tokens")
-
-
-def comparable_vectors(
-    model: Any, texts: list[str], batch_size: int, dtype: Any = np.float32
-) -> np.ndarray:
-    """Return vectors [n, D] whose inner products compare texts as the model does.
-
-    They have length 1, but of a model made for inner products. Says how many texts were
-    cut.
-    """
-    vectors, cut = model.embed(texts, batch_size)
-    say_cut(model, cut)
-    vectors = vectors.astype(dtype)
-    return vectors if model.how.dot else embed_texts.normalized(vectors)
