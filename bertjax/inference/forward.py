@@ -66,8 +66,8 @@ def token_log_likelihoods(
     never: an id of no probability. The logits are made in as many pieces as in training
     (cfg.max_logits_mb).
     """
-    each = token_head.log_likelihoods(params, cfg, hidden, batch["truth"], never)
-    return batch["weights"] * each
+    how = params, cfg, hidden, batch["truth"], never
+    return batch["weights"] * token_head.log_likelihoods_in_chunks(*how)
 
 
 def pooled_vectors(

@@ -25,7 +25,7 @@ def accuracy(logits: jax.Array, ids: jax.Array, weights: jax.Array) -> Sum:
     return Sum(jnp.sum(weights * right), jnp.sum(weights))
 
 
-def guess(logits: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+def nats_and_right(logits: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return -ln p of each id, f32, and whether it is the first guess, bool; [...] of
     logits f32 [..., V] and ids i32 [...]."""
     true = logits_of(logits, ids)

@@ -28,7 +28,7 @@ from bertjax.objectives.base import Batch, Labels, Objective, Sum, Term
 from bertjax.objectives.find_passages import Finder
 from bertjax.objectives.read import passage_log_probs
 from bertjax.objectives.task_head import row_weights
-from bertjax.objectives.token_head import log_likelihoods
+from bertjax.objectives.token_head import log_likelihoods_in_chunks
 from bertjax.parallel.sharding import gather_params, gather_rows
 
 NAME = "rag"
@@ -88,7 +88,7 @@ def read_targets(
         at = rows["lm_positions"]
         hidden = encoder.apply(params["encoder"], cfg, rows, rng, at=at).hidden
     ids = jnp.repeat(batch["lm_ids"], k, axis=0)
-    return log_likelihoods(params, cfg, hidden, ids).reshape(b, k, -1)
+    return log_likelihoods_in_chunks(params, cfg, hidden, ids).reshape(b, k, -1)
 
 
 def make_objective(

@@ -30,7 +30,7 @@ from bertjax.models.layers import (
 )
 from bertjax.objectives.base import Batch, Objective, Specs, Sum, Term
 from bertjax.objectives.losses import cross_entropy
-from bertjax.objectives.metrics import accuracy, guess
+from bertjax.objectives.metrics import accuracy, nats_and_right
 from bertjax.objectives.token_head import PARAMS, score_tokens, sum_in_chunks
 from bertjax.parallel.sharding import constrain, gather_params, gather_rows
 
@@ -238,7 +238,7 @@ def score_words(
 
     def one(first: Any, hidden: Any, ids: Any, weights: Any) -> tuple[Any, Any]:
         terms, logits = score_tokens(params, cfg, hidden, ids, weights)
-        nats, right = guess(logits, ids)
+        nats, right = nats_and_right(logits, ids)
         return terms, {"word_nats": nats, "word_right": right.astype(jnp.float32)}
 
     arrays = hidden, batch["mlm_ids"], batch["mlm_weights"]

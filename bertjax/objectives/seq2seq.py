@@ -22,7 +22,7 @@ from bertjax.models.layers import Params
 from bertjax.objectives import denoise
 from bertjax.objectives.base import Batch, Labels, Objective, Term
 from bertjax.objectives.combine import combine
-from bertjax.objectives.metrics import guess
+from bertjax.objectives.metrics import nats_and_right
 from bertjax.objectives.task_head import row_weights
 from bertjax.objectives.token_head import make_token_head, score_tokens, sum_in_chunks
 from bertjax.parallel.sharding import gather_params, gather_rows
@@ -108,7 +108,7 @@ def outputs(
 
     def score(first, hidden, ids, weights):
         _, logits = score_tokens(params, cfg, hidden, ids, weights, NAME)
-        nats, right = guess(logits, ids)
+        nats, right = nats_and_right(logits, ids)
         return (), {"nats": weights * nats, "right": weights * right}
 
     arrays = encoded.hidden, batch[f"{NAME}_ids"], batch[f"{NAME}_weights"]

@@ -123,7 +123,7 @@ def score_tokens(
     return terms, logits
 
 
-def log_likelihoods(
+def log_likelihoods_in_chunks(
     params: Params,
     cfg: EncoderConfig,
     hidden: jax.Array,

@@ -36,7 +36,7 @@ def find_sequences(arrays: Batch, keys: np.ndarray, name: str) -> Sequences:
     return Sequences(row, nth, counter_rng.fold(keys[row], name, nth))
 
 
-def count_tokens(arrays: Batch, s: Sequences, chosen: np.ndarray) -> np.ndarray:
+def count_chosen(arrays: Batch, s: Sequences, chosen: np.ndarray) -> np.ndarray:
     """Count the chosen tokens, bool [b, R], of each text of rows: i64 [s]."""
     if "segment_ids" not in arrays:
         return np.count_nonzero(chosen, axis=1)

@@ -16,7 +16,7 @@ from bertjax.data.features.encoder_decoder import (
     EncoderDecoderFeatures,
     Layout,
     Side,
-    count_tokens,
+    count_chosen,
     find_sequences,
     is_frame,
     number_pieces,
@@ -149,7 +149,7 @@ class NoiseFeatures(EncoderDecoderFeatures):
         how = Corruption(
             self.tokenizer.mask_id, self.replacements, self.unigram, counts, drawn
         )
-        text = Text(codes, count_tokens(arrays, s, real))
+        text = Text(codes, count_chosen(arrays, s, real))
         for number, operation in enumerate(self.operations):
             text = operation.apply(text, s.keys, number, how)
         return text

@@ -16,7 +16,7 @@ from bertjax.data.features.encoder_decoder import (
     Layout,
     Sequences,
     Side,
-    count_tokens,
+    count_chosen,
     find_sequences,
     is_frame,
     number_pieces,
@@ -130,7 +130,7 @@ class SpansFeatures(EncoderDecoderFeatures):
         """Say which tokens are text, bool [b, raw], and how many each sequence has."""
         is_text = ~is_frame(arrays, self.end_id)
         is_text &= arrays["attention_mask"] > 0
-        return is_text, count_tokens(arrays, s, is_text)
+        return is_text, count_chosen(arrays, s, is_text)
 
     def _draw(
         self, s: Sequences, tokens: np.ndarray
