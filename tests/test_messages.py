@@ -138,6 +138,14 @@ CASES = {
         lambda: train.main([SMOKE, "--workdir=/proc/x"]),
         "--workdir=/proc/x cannot be written: nothing can be made in /proc",
     ),
+    "no home": (
+        lambda: train.main([SMOKE, "--workdir=~nobody-here/x"]),
+        "~nobody-here/x: there is no directory ~nobody-here: give the whole path",
+    ),
+    "no home of a vocabulary": (
+        lambda: learn(SMOKE, "--config.data.vocab=~nobody-here/vocab.txt"),
+        "~nobody-here/vocab.txt: there is no directory ~nobody-here: give the whole",
+    ),
     "its checkpoints": (
         lambda: convert.main(["--from=run/checkpoints", "--to=x"]),
         "these are the checkpoints of a run: give the run, ",

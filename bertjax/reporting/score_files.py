@@ -3,13 +3,13 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from bertjax import UserError, counted
 from bertjax.probing.probe_table import COLUMNS, describe_mix
 from bertjax.reporting.run_tables import Table
 from bertjax.scoring.lines import total
+from bertjax.storage.paths import expand
 
 LINE = {"text", "score", "tokens", "words", "unknown"}  # keys of --what=pll's objects
 Titled = tuple[str, Table]
@@ -24,7 +24,7 @@ def read_objects(name: str, flag: str) -> list[tuple[int, dict[str, Any]]]:
     Raises UserError naming flag, file and line.
     """
     try:
-        text = Path(name).expanduser().read_text(encoding="utf-8")
+        text = expand(name).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"{flag}={name}: there is no such file") from None
     except OSError as e:
