@@ -94,6 +94,10 @@ CASES = {
         lambda: learn(SMOKE, "--config.batch_size=3.5"),
         "--config.batch_size=3.5: '3.5' is not a whole number",
     ),
+    "no finite number": (
+        lambda: learn(SMOKE, "--config.model.layer_norm_eps=inf"),
+        "model.layer_norm_eps=inf is not a finite number",
+    ),
     "a model to begin with": (
         lambda: learn(SMOKE, "--model=dir"),
         "--model is unknown; did you mean --config.init_from=dir?",
