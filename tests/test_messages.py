@@ -3,7 +3,17 @@
 
 import pytest
 
-from bertjax import UserError, convert, counted, embed, fill_mask, registry, show, train
+from bertjax import (
+    UserError,
+    convert,
+    counted,
+    embed,
+    fill_mask,
+    probe,
+    registry,
+    show,
+    train,
+)
 from bertjax.assembly import command_line, workdirs
 from bertjax.checkpoints import workdir_kinds
 from bertjax.config import serialize
@@ -97,6 +107,10 @@ CASES = {
     "no finite number": (
         lambda: learn(SMOKE, "--config.model.layer_norm_eps=inf"),
         "model.layer_norm_eps=inf is not a finite number",
+    ),
+    "no finite number of a flag": (
+        lambda: probe.main(["--model=x", "--lr=inf"]),
+        "--lr=inf is not a finite number",
     ),
     "a model to begin with": (
         lambda: learn(SMOKE, "--model=dir"),

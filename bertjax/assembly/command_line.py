@@ -55,6 +55,10 @@ def parse(
         values["words"].value = rest[1:]
     elif len(rest) > 1:
         raise UserError(f"{rest[1]!r} is not a flag: write --name=value")
+    for name in own:
+        value = values[name].value
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"--{name}={value} is not a finite number")
     if needs_config:
         file = next((a for a in argv if a.startswith("--config=")), "")
         if not file:

@@ -12,6 +12,7 @@ from bertjax.scoring.lines import total
 from bertjax.storage.paths import expand
 
 LINE = {"text", "score", "tokens", "words", "unknown"}  # keys of --what=pll's objects
+NO_JSON = ValueError, RecursionError  # too many digits and brackets too
 Titled = tuple[str, Table]
 # Of each chart of probes: a key of the layers' rows -> what its curve is called.
 SCORES = {"score": "encoder", "random": "random encoder", "control": "random labels"}
@@ -34,16 +35,19 @@ def read_objects(name: str, flag: str) -> list[tuple[int, dict[str, Any]]]:
     objects: list[tuple[int, Any]] = []
     try:
         objects.append((1, json.loads(text)))
-    except json.JSONDecodeError as whole:
+    except NO_JSON as whole:
         for number, line in enumerate(text.split("\n"), 1):
             try:
                 if line.strip():
                     objects.append((number, json.loads(line)))
-            except json.JSONDecodeError as e:
+            except NO_JSON as e:
                 # Where no line is whole, an object lies on several.
-                at, fault = (number, e) if objects else (whole.lineno, whole)
+                at, fault = number, e
+                if not objects:
+                    at, fault = getattr(whole, "lineno", 1), whole
+                why = getattr(fault, "msg", fault)
                 raise UserError(
-                    f"{flag}={name}, line {at} is not JSON: {fault.msg}"
+                    f"{flag}={name}, line {at} is not JSON: {why}"
                 ) from None
     for number, one in objects:
         if not isinstance(one, dict):
