@@ -156,6 +156,14 @@ CASES = {
         lambda: train.main([SMOKE, "--workdir=/proc/x"]),
         "--workdir=/proc/x cannot be written: nothing can be made in /proc",
     ),
+    "a text and no file": (
+        lambda: embed.main(["--model=x", "--text=" + "a text " * 50, "--out=x.npy"]),
+        " is no path here: File name too long",
+    ),
+    "a text and no config": (
+        lambda: learn("--config=" + "a text " * 50),
+        "is unknown; known: albert.py",
+    ),
     "no home": (
         lambda: train.main([SMOKE, "--workdir=~nobody-here/x"]),
         "~nobody-here/x: there is no directory ~nobody-here: give the whole path",

@@ -95,7 +95,7 @@ def check_out(
             f"{flag}={name} cannot be written: {out.parent} is no directory"
         )
     read, value = source
-    given = expand(value or "")
-    if out.exists() and given.exists() and out.samefile(given):
+    given = os.path.expanduser(value or "")  # which may be a list of files
+    if out.exists() and os.path.exists(given) and out.samefile(given):
         raise UserError(f"{flag}={name} is {read}, which it would replace")
     return out
