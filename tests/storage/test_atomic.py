@@ -66,5 +66,5 @@ def test_an_output_is_not_what_is_read_which_may_be_a_list_of_files(tmp_path):
     out.touch()
     many = ",".join(f"{i}.jsonl" for i in range(999))
     assert atomic.check_out(str(out), "--out", source=("--text", many)) == out
-    with pytest.raises(UserError, match="a.jsonl is --text, which it would replace"):
+    with pytest.raises(UserError, match=r"a\.jsonl is --text, which it would replace"):
         atomic.check_out(str(out), "--out", source=("--text", str(out)))
