@@ -42,7 +42,7 @@ from bertjax.parallel import feed, hosts
 from bertjax.parallel.mesh import machine
 from bertjax.parallel.sharding import TABLES, TEACHER
 from bertjax.tasks import prepare_task as tasks
-from bertjax.tasks.task_type import check_outputs
+from bertjax.tasks.task_type import check_outputs, get_task_type
 from bertjax.training import multi_step, state
 from bertjax.training.budget import describe_budget
 
@@ -58,9 +58,10 @@ def check_before_text(
     UserError."""
     planned = resolve.wanted_phases(config)
     cfg = resolve.encoder_config(config, 1, jax.default_backend())
-    name = config.objective
-    if tasks.is_task(config):  # whose labels are in the text
+    name, is_known = config.objective, True
+    if tasks.is_task(config):  # whose labels and choices are in the text
         name = tasks.with_head_options(config, ())
+        is_known = not get_task_type(config.objective).several_sequences
     objective, cfg = make_objective(name, cfg)
     taught = as_teacher(teacher, cfg)
     objectives = [*resolve.objectives_of(config, taught).values()]
@@ -74,7 +75,7 @@ def check_before_text(
         for size in {config.batch_size, *(p.batch_size for p in planned)}:
             feed.check_batch_size(mesh, size, config.accumulate, each.group)
         train_step.check_whole_batch(config, each, mesh)
-    arrays = objective.labels(1, config.data.length)
+    arrays = objective.labels(1, config.data.length) if is_known else {}
     regions = encoder_length(0, arrays)
     try:
         with jax.set_mesh(mesh):

@@ -50,6 +50,12 @@ def test_attention_that_does_not_take_regions_is_refused_before_the_text_is_read
         check_before_text(config, mesh)
 
 
+def test_choices_that_the_text_alone_has_are_no_fault():
+    config = c.load_config("finetune/choose.py:smoke")
+    config.task.text = "text"
+    check_before_text(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
+
+
 @pytest.mark.parametrize("phases", ["", "steps=4 length=64; length=32"])
 def test_a_teacher_reads_the_rows_of_all_phases(phases):
     config = c.load_config("bert.py:smoke")
