@@ -15,6 +15,7 @@ from bertjax.interop import generation_config, hf_write, sentence_transformers
 from bertjax.interop.resize_embeddings import drop_rows
 from bertjax.interop.sentence_transformers import Sentences
 from bertjax.storage import directories
+from bertjax.storage.paths import expand
 from bertjax.tasks import hf_task_config
 from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks.task_type import get_task_type
@@ -27,7 +28,7 @@ def check_target(target: str, what: str) -> Path:
     if "://" in target:
         raise UserError(f"{what}: it is written to a disk of this machine")
     try:
-        real = Path(target).expanduser().resolve()
+        real = expand(target).resolve()
         if real.exists() and (not real.is_dir() or any(real.iterdir())):
             raise UserError(f"{what} exists already")
     except (OSError, RuntimeError) as e:

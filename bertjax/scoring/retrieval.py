@@ -2,7 +2,6 @@
 """How well a model's vectors find the passages that answer queries."""
 
 import json
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +14,7 @@ from bertjax.inference.cross_encoder import CrossEncoder, rerank
 from bertjax.scoring.confidence import half_width
 from bertjax.scoring.scorer import Scores, scores_of_sets, two_columns
 from bertjax.storage import atomic
+from bertjax.storage.paths import expand
 from bertjax.tasks import passages, search, search_measures
 from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks.hard_negatives import choose_negatives
@@ -212,7 +212,7 @@ def mine(
         for line, (_, _, others) in zip(lines, rows, strict=True):
             line["scores"] = [round(next(scores), 6) for _ in range(1 + len(others))]
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    path = Path(args.mine).expanduser()
+    path = expand(args.mine)
     atomic.write_file(path, text, f"--mine={args.mine}")
     none = sum(not negatives for _, _, negatives in rows)
     total = sum(len(negatives) for _, _, negatives in rows)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bertjax import UserError
+from bertjax.storage.paths import expand
 
 
 def is_remote(path: Any) -> bool:
@@ -82,7 +83,7 @@ def check_out(
     ending: of its name, in any case. source: the flag of what is read, and its value.
     Raises UserError for what cannot be such a file, and for the file that is read.
     """
-    out = Path(name).expanduser()
+    out = expand(name)
     if is_remote(name):
         raise UserError(f"{flag}={name}: it is written to a disk of this machine")
     if ending and out.suffix.lower() != ending:
@@ -94,7 +95,7 @@ def check_out(
             f"{flag}={name} cannot be written: {out.parent} is no directory"
         )
     read, value = source
-    given = Path(value or "").expanduser()
-    if out.exists() and given.exists() and out.samefile(given):
+    given = os.path.expanduser(value or "")  # which may be a list of files
+    if out.exists() and os.path.exists(given) and out.samefile(given):
         raise UserError(f"{flag}={name} is {read}, which it would replace")
     return out

@@ -59,3 +59,12 @@ def test_a_directory_that_cannot_be_made_takes_its_new_parents_along(tmp_path):
 def test_a_place_where_nothing_can_be_made_is_refused_at_once():
     with pytest.raises(UserError, match=r"^--to=/proc/x cannot be written: No such"):
         directories.make_whole(Path("/proc/x"), lambda draft: None, "--to=/proc/x")
+
+
+def test_an_output_is_not_what_is_read_which_may_be_a_list_of_files(tmp_path):
+    out = tmp_path / "a.jsonl"
+    out.touch()
+    many = ",".join(f"{i}.jsonl" for i in range(999))
+    assert atomic.check_out(str(out), "--out", source=("--text", many)) == out
+    with pytest.raises(UserError, match=r"a\.jsonl is --text, which it would replace"):
+        atomic.check_out(str(out), "--out", source=("--text", str(out)))
