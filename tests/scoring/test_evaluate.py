@@ -18,7 +18,7 @@ from bertjax.models.config import EncoderConfig
 from bertjax.objectives.make_objective import make_objective
 from bertjax.scoring import own, retrieval
 from bertjax.scoring.mlm_loss import Tally, make_guesser
-from bertjax.scoring.scorer import Scores
+from bertjax.scoring.scorer import Scores, value_lines
 from bertjax.tasks import passages
 
 PAIR = dict(sentence_good="a list of words.", sentence_bad="a words list of.", UID="x")
@@ -355,6 +355,12 @@ def test_what_is_guessed_costs_no_second_encoder():
     alone = flops(lambda p, b: objective.sums(p, b, None))
     both = flops(lambda p, b: (objective.sums(p, b, None), guess(p, b)))
     assert both == pytest.approx(alone, rel=0.02)
+
+
+def test_bytes_are_whole_numbers():
+    small = {"int8": {"index_bytes": 1_536_000, "mrr@10": 0.25}}
+    (line,) = value_lines({"precisions": small})
+    assert line.split(maxsplit=2)[2] == "index_bytes 1,536,000, mrr@10 0.25"
 
 
 def test_what_is_written_replaces_no_text(tmp_path):
