@@ -166,6 +166,7 @@ TASK_TYPE = TaskType(
         *("passages", "marginal", "temperature"),
         *("index", "question_length", "pooling", "normalize"),
     ),
+    needs=dict.fromkeys(("question_length", "pooling", "normalize"), "index"),
     instead={"text_pair": "index"},
     check=_check,
     head_options=_head_options,

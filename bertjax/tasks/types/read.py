@@ -401,6 +401,7 @@ TASK_TYPE = TaskType(
         *("index", "passages", "candidates", "question_length", "answer_length"),
         *("temperature", "pooling", "normalize"),
     ),
+    needs=dict.fromkeys(("pooling", "normalize"), "index"),
     check=_check,
     head_options=_head_options,
     several_sequences=True,
