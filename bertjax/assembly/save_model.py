@@ -44,10 +44,17 @@ def write_workdir(into: Path, read: Read, model: LoadedModel) -> None:
     (into / "config.json").write_text(serialize.to_json(config), "utf-8")
     (into / "overrides.json").write_text("{}\n", "utf-8")
     saved = Checkpoints(into, keep_last=2, keep_every=None)
-    keys = ("config", "tokenizer", "hf", "generation", "task", "compressed")
+    keys = (
+        "config",
+        "tokenizer",
+        "hf",
+        "generation",
+        "task",
+        "compressed",
+        "index_model",
+    )
     facts = {key: meta[key] for key in keys if key in meta} | {"tokens": 0}
     sentences = sentence_transformers.sentence_options(source, meta)
-    sentences = sentence_transformers.of_passages(sentences, config, meta)
     facts["sentences"] = dataclasses.asdict(sentences)
     saved.save(0, {"params": read()}, facts)
     saved.close()
