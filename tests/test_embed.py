@@ -326,7 +326,7 @@ def test_a_cross_encoder_has_no_vectors(trained, exported, text, tmp_path, capsy
     import shutil
 
     opened = open_model(str(trained), "--model")
-    opened.config.objective = "rerank"
+    opened.meta["config"]["objective"] = "rerank"
     with pytest.raises(UserError, match="it is a cross-encoder, which scores two"):
         embed_texts.make_embedder(opened, "it")
     theirs, back = tmp_path / "theirs", tmp_path / "back"

@@ -166,7 +166,7 @@ def settle_sentences(
             "texts are unknown to it"
         )
     intended = sentence_transformers.sentence_options(model.checkpoint, model.meta)
-    if model.config.objective == "rerank" or intended.kind == CROSS:
+    if intended.kind == CROSS:
         raise UserError(
             f"{where} is a cross-encoder, which scores two texts read together and has "
             "no vector of one: bertjax.evaluate --what=retrieval --rerank orders by it "

@@ -85,6 +85,8 @@ def sentence_options(source: Any, meta: Mapping[str, Any]) -> Sentences:
     """Return how an opened model makes vectors of sentences. Raises UserError."""
     if isinstance(source, hf_read.Imported):
         return read(source.directory, source.where)
+    if meta.get("config", {}).get("objective") == "rerank":
+        return Sentences(kind=CROSS)
     return Sentences(**meta.get("sentences", {}))
 
 
