@@ -38,10 +38,17 @@ class Retriever(NamedTuple):
 
     def index(self, collection: Collection) -> tuple[search.Index, search.Index]:
         """Return the vectors of queries and of passages; says how many were cut."""
-        texts = [*collection.queries, *collection.passages]
-        index, cut = self.model.make_index(texts, self.batch_size)
+        queries, passages = collection.queries, collection.passages
+        others = self.model.of_passages()
+        if others.how == self.model.how:
+            index, cut = self.model.make_index([*queries, *passages], self.batch_size)
+            say_cut(self.model, cut)
+            return index.split(len(queries))
+        asking, cut = self.model.make_index(queries, self.batch_size)
         say_cut(self.model, cut)
-        return index.split(len(collection.queries))
+        index, cut = others.make_index(passages, self.batch_size)
+        say_cut(others, cut)
+        return asking, index
 
     def rerank(self, collection: Collection, found: np.ndarray) -> np.ndarray:
         """Put the first passages in the order of the cross-encoder, where there is
@@ -175,7 +182,8 @@ def check_mining(args: Any, sets: dict[str, Collection]) -> None:
     if args.depth and not args.rerank:
         raise UserError("--depth is of --rerank=MODEL, which is not given")
     if args.mine:
-        atomic.check_out(args.mine, "--mine", ".jsonl", ("--text", args.text))
+        read = ",".join(file for one in sets.values() for file in one.files)
+        atomic.check_out(args.mine, "--mine", ".jsonl", ("--text", read))
         if len(sets) > 1:
             raise UserError(f"--mine={args.mine}: --text names {len(sets)} sets: one")
 

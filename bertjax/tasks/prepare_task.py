@@ -151,6 +151,12 @@ def check_settings(config: ConfigDict, usual: ConfigDict) -> None:
                 f"task.{key}={config.task[key]} has no effect with objective="
                 f"{config.objective}: it is a setting of {' or '.join(names)}"
             )
+    for key, other in own.needs.items() if own else ():
+        if not config.task[other] and config.task[key] != usual[key]:
+            raise UserError(
+                f"task.{key}={config.task[key]} has no effect with objective="
+                f"{config.objective} where task.{other} is empty: leave it out"
+            )
 
 
 def locate(config: ConfigDict, side: str) -> dict[str, list[str]]:

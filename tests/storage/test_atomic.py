@@ -68,3 +68,18 @@ def test_an_output_is_not_what_is_read_which_may_be_a_list_of_files(tmp_path):
     assert atomic.check_out(str(out), "--out", source=("--text", many)) == out
     with pytest.raises(UserError, match=r"a\.jsonl is --text, which it would replace"):
         atomic.check_out(str(out), "--out", source=("--text", str(out)))
+
+
+@pytest.mark.parametrize("value", ["{0}/a.txt", "{0}/b.txt,x={0}/a.txt", "{0}/*.txt"])
+def test_what_is_read_is_not_replaced(value, tmp_path):
+    (tmp_path / "a.txt").write_text("read\n")
+    with pytest.raises(
+        UserError, match=r"--out=.* is .*--text, which it would replace"
+    ):
+        atomic.check_out(
+            f"{tmp_path}/a.txt", "--out", "", ("--text", value.format(tmp_path))
+        )
+    new = atomic.check_out(
+        f"{tmp_path}/c.txt", "--out", "", ("--text", value.format(tmp_path))
+    )
+    assert new == tmp_path / "c.txt"
