@@ -30,6 +30,7 @@ from bertjax.inference.embed_file import embed_file
 from bertjax.inference.embed_texts import Embedder, narrow, open_embedder
 from bertjax.interop.sentence_transformers import Sentences
 from bertjax.storage import atomic, directories
+from bertjax.storage.paths import expand
 from bertjax.tasks import tables
 from bertjax.tasks.passage_index import WORDS
 from bertjax.tasks.search import MultiVectors, Sparse
@@ -86,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
             f"--width={args.width}: the model's vectors have {numbers} numbers"
         )
     if in_blocks:
-        path = str(Path(args.text).expanduser())
+        path = str(expand(args.text))
         try:
             todo = model, path, out, args.batch_size, args.width, cli.say
             with directories.lock(out, "--out", "writes it"):
@@ -111,7 +112,7 @@ def make_index(args: Any) -> int:
                 f"--{name} has no use with --index, whose vectors are as the model was "
                 "made for"
             )
-    folder, more = Path(args.index).expanduser(), (args.dtype, args.weights)
+    folder, more = expand(args.index), (args.dtype, args.weights)
     todo = args.model, folder, args.text, args.words, args.batch_size
     with directories.lock(folder, "--index", "writes it"):
         embed_index.make_index(*todo, cli.say, *more)
@@ -153,7 +154,7 @@ def write_lines(
 
 def is_file(path: str) -> bool:
     """True for a file on a disk, which can be read twice."""
-    return path != "-" and Path(path).expanduser().is_file()
+    return path != "-" and expand(path).is_file()
 
 
 def write(out: Path, vectors: np.ndarray) -> None:

@@ -16,7 +16,8 @@ objective=dialogue the next turn of each conversation, {"turns": [{"speaker": ..
 "text": ...}, ...]}, whose oldest turns are left out where there are too many.
 
 --index=DIR (bertjax.embed --index) answers questions by a model of objective=rag, out
-of the passages that --retriever finds; with --json each has `passages` too.
+of the passages that it finds, or has --retriever find; with --json each has `passages`
+too.
 """
 
 import json
@@ -63,7 +64,7 @@ FLAGS = {
     "block": Flag("unmask: blanks of a block; blocks are filled in order", kind=int),
     "remask": Flag("unmask: share of tokens taken back between calls", kind=float),
     "index": Flag("a directory of passages, out of which questions are answered"),
-    "retriever": Flag("index: the model that finds passages"),
+    "retriever": Flag("index: the model that finds passages, where another one"),
     "passages": Flag("index: passages of a question", kind=int, least=1),
     **shared("batch_size", "dtype", "weights", "json"),
 }

@@ -26,6 +26,7 @@ from bertjax.config.arguments import part_arguments
 from bertjax.config.flag_help import Flag
 from bertjax.inference.predict_rows import answer, open_finetuned
 from bertjax.storage import atomic
+from bertjax.storage.paths import expand
 from bertjax.tasks import glue_files
 from bertjax.tasks.catalog import TASKS, Task
 from bertjax.tasks.tables import read_rows
@@ -57,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
         raise UserError(f"--tasks={','.join(args.tasks)}: give each task once")
     if not args.workdir:
         raise UserError("--workdir is missing: name a directory for the results")
-    folder = Path(args.data).expanduser() if args.data else None
+    folder = expand(args.data) if args.data else None
     if folder and not folder.is_dir():
         raise UserError(f"--data={args.data} is no directory")
     path = manifest.local_path(args.workdir)

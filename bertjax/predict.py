@@ -45,6 +45,7 @@ from bertjax.data.corpus.sources import expand_paths
 from bertjax.inference.open_book import answer_from_index
 from bertjax.inference.predict_rows import answer, open_finetuned
 from bertjax.storage import atomic
+from bertjax.storage.paths import expand
 from bertjax.tasks import tables
 from bertjax.tasks.open_questions import parse_questions
 from bertjax.tasks.passage_index import PassageIndex
@@ -140,7 +141,7 @@ def read_input(
                 f"--format=text: lines of text have one column; this model's rows have "
                 f"{', '.join(columns.values())}: give {task_type.file_names}"
             )
-    path, parse = Path(name).expanduser(), task_type.parse
+    path, parse = expand(name), task_type.parse
     if name == "-" or path.is_fifo():
         source = "standard input" if name == "-" else name
         content = sys.stdin.buffer.read() if name == "-" else path.read_bytes()

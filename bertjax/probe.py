@@ -15,7 +15,6 @@ probabilities of labels differ between texts and their counterfactuals.
 import functools
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from bertjax import UserError, registry
@@ -25,6 +24,7 @@ from bertjax.config.flag_help import Flag, shared
 from bertjax.probing import labelled_examples, probe_table
 from bertjax.probing.labelled_examples import KINDS, TEXT_COLUMNS
 from bertjax.storage import atomic
+from bertjax.storage.paths import expand
 from bertjax.tasks import metrics
 from bertjax.tasks.task_type import POOLINGS
 
@@ -78,11 +78,11 @@ def main(argv: Sequence[str]) -> int:
         results, say = run_probes(args, kind), probe_table.describe
     text = json.dumps(results)
     if args.out:
-        out = Path(args.out).expanduser()
+        out = expand(args.out)
         atomic.write_file(out, f"{text}\n", f"--out={args.out}")
     if args.png:
         draw = functools.partial(probe_table.plot, results)
-        atomic.write_file(Path(args.png).expanduser(), draw, f"--png={args.png}")
+        atomic.write_file(expand(args.png), draw, f"--png={args.png}")
     print(text if args.json else say(results))
     return 0
 

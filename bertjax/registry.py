@@ -229,8 +229,8 @@ def make(
 
     args: its first arguments. offered: passed where it has arguments of these names,
     which are no options. Raises UserError for an option that it does not have, or
-    that has another type than the option's default or is nan, and for what
-    `check_result` does.
+    that has another type than the option's default, is nan or, where that is not the
+    default, infinite, and for what `check_result` does.
     """
     function = _maker(key, module, maker)
     known = dict(list(inspect.signature(function).parameters.items())[len(args) :])
@@ -281,8 +281,9 @@ def _convert(where: str, value: Option, argument: inspect.Parameter) -> Any:
         kind = type(argument.default)
         if kind is int:
             kind = float if isinstance(value, str) else type(value)
-    if kind is not str and isinstance(value, float) and math.isnan(value):
-        raise UserError(f"{where}={value} is not a number")
+    is_usual = kind is str or not isinstance(value, float) or value == argument.default
+    if not (is_usual or math.isfinite(value)):
+        raise UserError(f"{where}={value} is not a finite number")
     if kind not in (str, int, float, bool):
         return value
     if kind is str or type(value) is kind:

@@ -12,7 +12,6 @@ can be repeated; guesses are computed on one device in float32.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from bertjax import UserError, counted
 from bertjax.assembly import command_line
@@ -21,6 +20,7 @@ from bertjax.config.flag_help import Flag
 from bertjax.probing.probe_table import check_plot
 from bertjax.reporting import charts, page, read_runs, score_files
 from bertjax.storage import atomic
+from bertjax.storage.paths import expand
 
 FLAGS = {
     "out": Flag("the page to write"),
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     for flag in ("probes", "scores"):
         for name in args[flag].value:
             atomic.check_out(args.out, "--out", source=(f"--{flag}", name))
-    folder = Path(args.png).expanduser() if args.png else None
+    folder = expand(args.png) if args.png else None
     if folder is not None:
         if folder.exists() and not folder.is_dir():
             raise UserError(f"--png={args.png} is a file: pictures go to a directory")

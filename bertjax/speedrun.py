@@ -34,6 +34,7 @@ from bertjax.speedruns import corpus, records
 from bertjax.speedruns.tracks import TRACKS, Track, check_devices, check_overrides
 from bertjax.speedruns.tracks import rules as rules_of
 from bertjax.storage import atomic
+from bertjax.storage.paths import expand
 from bertjax.training.signals import StopSignal
 
 FLAGS = {
@@ -59,12 +60,12 @@ def main(argv: Sequence[str]) -> int:
     path = manifest.local_path(args.workdir)
     theirs = None
     if args.against:
-        entry = Path(args.against).expanduser()
+        entry = expand(args.against)
         theirs = records.read_records(entry, "--against", args.track)
         records.check_seeds(args.seeds, len(theirs))
     first = command_line.parse(with_recipe(track, given))
     check_overrides(args.track, json.loads(first.overrides))
-    text = corpus.place(Path(first.config.data.cache).expanduser())
+    text = corpus.place(expand(first.config.data.cache))
     seeds = range(first.config.seed, first.config.seed + args.seeds)
     runs = {
         seed: [*with_recipe(track, given, text), f"--config.seed={seed}"]
@@ -77,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
         for seed, arguments in runs.items():
             print(shlex.join(command(arguments, path, seed)))
         raise UserError(f"{wrong}: the line above is what it would run")
-    corpus.make_corpus(Path(args.data).expanduser(), text, cli.say)
+    corpus.make_corpus(expand(args.data), text, cli.say)
     found = []
     for seed, arguments in runs.items():
         run = path / f"seed-{seed}"

@@ -12,6 +12,7 @@ and context. Answers come in their order. Requests that wait share a batch.
 
 import argparse
 import json
+import os
 import pathlib
 import queue
 import signal
@@ -285,7 +286,7 @@ def main():
     parser.add_argument("--batch_size", type=int, default=8, help="texts at once")
     parser.add_argument("--threads", type=int, default=0, help="of onnxruntime")
     flags = parser.parse_args()
-    folder = pathlib.Path(flags.model).expanduser()
+    folder = pathlib.Path(os.path.expanduser(flags.model))
     if not (folder / "card.json").is_file():
         parser.error(f"--model={flags.model}: no card.json; bertjax.convert writes it")
     server = ThreadingHTTPServer((flags.host, flags.port), Handler)

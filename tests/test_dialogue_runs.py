@@ -138,6 +138,9 @@ def test_rows_of_prompts_are_those_of_training(workdir):
     # Unless it is said, who answers is who spoke last beside the last one.
     usual = rows.lay_out_one({"turns": said})
     assert usual["role_ids"][1] == 2 and usual["role_ids"][len(ids[0]) + 2] == 0
+    # Names are compared as training reads them.
+    said = [{"speaker": s, "text": "how"} for s in ("2", "1", 1)]
+    assert rows.lay_out_one({"turns": said})["role_ids"][1] == 0
 
 
 @pytest.mark.parametrize(
@@ -146,6 +149,12 @@ def test_rows_of_prompts_are_those_of_training(workdir):
         ({"turns": "hello"}, {}, r"is no conversation: give \{\"turns\""),
         ({"turns": [{"speaker": "a"}]}, {}, "`text` is not a string"),
         ({"turns": []}, {}, "nothing was said"),
+        (
+            {"turns": [{"text": "a"}, {"speaker": " ", "text": "b"}], "speaker": "ann"},
+            {},
+            "speaker=ann is to answer, and no turn says whose it is",
+        ),
+        ({"turns": [{"text": "a"}], "speaker": ["ann"]}, {}, "no text but list"),
         ({"turns": [{"text": "one " * 200}]}, {}, "more than the"),
         ({"turns": [{"text": "a"}]}, {"max_new_tokens": 999}, "answers have 31 tokens"),
         (

@@ -13,6 +13,7 @@ import pytest
 from conftest import ENCODERS
 
 from bertjax import UserError, convert, embed
+from bertjax.assembly.models import open_model
 from bertjax.config.schema import base
 from bertjax.inference import embed_texts, forward
 from bertjax.interop import sentence_transformers
@@ -319,6 +320,23 @@ def test_unknown_steps_are_refused(exported, text, tmp_path):
             run(theirs, text, tmp_path / "a.npy")
     pooling.write_text(json.dumps({"pooling_mode": "max"}))
     assert run(theirs, text, tmp_path / "a.npy", "--pooling=mean").shape[0] == 5
+
+
+def test_a_cross_encoder_has_no_vectors(trained, exported, text, tmp_path, capsys):
+    import shutil
+
+    opened = open_model(str(trained), "--model")
+    opened.meta["config"]["objective"] = "rerank"
+    with pytest.raises(UserError, match="it is a cross-encoder, which scores two"):
+        embed_texts.make_embedder(opened, "it")
+    theirs, back = tmp_path / "theirs", tmp_path / "back"
+    shutil.copytree(exported, theirs)
+    sentence_transformers.write_cross_encoder(theirs, 32)
+    with pytest.raises(UserError, match=r"--model=.*theirs is a cross-encoder"):
+        run(theirs, text, tmp_path / "a.npy", "--pooling=mean")
+    # It stays one when it is converted.
+    convert.main([f"--from={theirs}", f"--to={back}", "--format=hf"])
+    assert sentence_transformers.read(back, "").kind == sentence_transformers.CROSS
 
 
 def test_limits_and_prompts_of_a_directory(exported, text, tmp_path, capsys):

@@ -83,7 +83,7 @@ ROOMS = {
         NO_JAX,
     ),
     "data/tokenizers": (
-        {"data.tokenizers", "data.token_flags", "registry"},
+        {"data.tokenizers", "data.token_flags", "registry", "storage"},
         NO_JAX,
     ),
     "data/token_store": (

@@ -3,7 +3,17 @@
 
 import pytest
 
-from bertjax import UserError, convert, counted, embed, fill_mask, registry, show, train
+from bertjax import (
+    UserError,
+    convert,
+    counted,
+    embed,
+    fill_mask,
+    probe,
+    registry,
+    show,
+    train,
+)
 from bertjax.assembly import command_line, workdirs
 from bertjax.checkpoints import workdir_kinds
 from bertjax.config import serialize
@@ -94,6 +104,14 @@ CASES = {
         lambda: learn(SMOKE, "--config.batch_size=3.5"),
         "--config.batch_size=3.5: '3.5' is not a whole number",
     ),
+    "no finite number": (
+        lambda: learn(SMOKE, "--config.model.layer_norm_eps=inf"),
+        "model.layer_norm_eps=inf is not a finite number",
+    ),
+    "no finite number of a flag": (
+        lambda: probe.main(["--model=x", "--lr=inf"]),
+        "--lr=inf is not a finite number",
+    ),
     "a model to begin with": (
         lambda: learn(SMOKE, "--model=dir"),
         "--model is unknown; did you mean --config.init_from=dir?",
@@ -137,6 +155,22 @@ CASES = {
     "no place": (
         lambda: train.main([SMOKE, "--workdir=/proc/x"]),
         "--workdir=/proc/x cannot be written: nothing can be made in /proc",
+    ),
+    "a text and no file": (
+        lambda: embed.main(["--model=x", "--text=" + "a text " * 50, "--out=x.npy"]),
+        " is no path here: File name too long",
+    ),
+    "a text and no config": (
+        lambda: learn("--config=" + "a text " * 50),
+        "is unknown; known: albert.py",
+    ),
+    "no home": (
+        lambda: train.main([SMOKE, "--workdir=~nobody-here/x"]),
+        "~nobody-here/x: there is no directory ~nobody-here: give the whole path",
+    ),
+    "no home of a vocabulary": (
+        lambda: learn(SMOKE, "--config.data.vocab=~nobody-here/vocab.txt"),
+        "~nobody-here/vocab.txt: there is no directory ~nobody-here: give the whole",
     ),
     "its checkpoints": (
         lambda: convert.main(["--from=run/checkpoints", "--to=x"]),

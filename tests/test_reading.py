@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import read_rows, succeeded, timeless
 
-from bertjax import UserError, embed, evaluate, predict, train
+from bertjax import UserError, convert, embed, evaluate, predict, train
 from bertjax.checkpoints.manager import restore_params
 from bertjax.tasks import passage_index
 
@@ -205,6 +205,14 @@ def test_a_retriever_finds_what_the_reader_compares(reader, folder, trained, tmp
     assert embed.main([f"--model={early}", text, f"--index={other}"]) == 0
     with pytest.raises(UserError, match=rf"another model than --model={reader}: "):
         answers(reader, other, folder, f"--retriever={early}")
+
+
+def test_a_reader_with_more_words_keeps_its_index(reader, folder, tmp_path):
+    words, more = tmp_path / "words.txt", tmp_path / "more"
+    words.write_text("zebra\n")
+    given = [f"--from={reader}", f"--to={more}", f"--add_words={words}"]
+    assert convert.main(given) == 0
+    assert len(answers(more, "one", folder)) == len(VALUES)
 
 
 def test_a_run_begins_from_the_model_of_its_index(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """bertjax.compress --recover_steps: what a small model learns, and what stays of it."""
 
+import itertools
 import json
 import subprocess
 import sys
@@ -162,8 +163,10 @@ def test_a_signal_leaves_nothing(trained, corpus, environment, tmp_path):
         stderr=subprocess.PIPE,
         text=True,
     )
-    said = next(line for line in process.stderr if line.startswith("step 1/"))
-    assert said and list(scratch.glob("bertjax-recovery-*"))
+    until = itertools.takewhile(lambda x: not x.startswith("step 1/"), process.stderr)
+    said = "".join(until)
+    (folder,) = scratch.glob("bertjax-recovery-*")
+    assert f"recovery: a run in {folder}, which is removed when it has ended" in said
     process.terminate()
     assert "stopped by SIGTERM" in process.communicate(timeout=60)[1]
     assert process.returncode == 143

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of what a config names: "name:option=value,option=value"."""
 
+import math
 import re
 import sys
 import types
@@ -80,16 +81,21 @@ def test_a_default_that_is_a_whole_number_takes_numbers_and_no_text():
         make("optim.name", module, "make_plug", {"cycles": "x"})
 
 
-def test_nan_is_no_value_of_an_option_but_may_be_a_text():
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999"])
+def test_values_of_options_are_finite_but_for_texts_and_infinite_defaults(value):
     def make_plug(z_loss=0.0, cycles=3, margin: float | None = None, name="x"):
-        return z_loss, cycles, margin, name
+        return name
 
     module = plug_in(make_plug=make_plug)
     for name in ("z_loss", "cycles", "margin"):
-        _, options = parse_options(f"my_lab.plug:{name}=nan")
-        with pytest.raises(UserError, match=f"my_lab.plug: {name}=nan is not a number"):
+        _, options = parse_options(f"my_lab.plug:{name}={value}")
+        wanted = f"my_lab.plug: {name}={options[name]} is not a finite number"
+        with pytest.raises(UserError, match=wanted):
             make("objective", module, "make_plug", options)
-    assert make("objective", module, "make_plug", {"name": float("nan")})[3] == "nan"
+    number = float(value)
+    assert make("objective", module, "make_plug", {"name": number}) == str(number)
+    module = plug_in(make_plug=lambda clip=math.inf: clip)
+    assert make("objective", module, "make_plug", {"clip": math.inf}) == math.inf
 
 
 @pytest.mark.parametrize("function", RETURNS)

@@ -203,7 +203,7 @@ def make_tables(
         raise UserError(f"data.vocab={data.vocab}: every piece is a special one")
     words = make_similar({}) if data.similar == NONE else None
     if data.similar and words is None:
-        words = read_similar(Path(data.similar).expanduser(), tokenizer)
+        words = read_similar(data.similar, tokenizer)
         left = _left_out(words)
         say(f"{data.similar}: {len(words.keys):,} words; left out: {left}")
     weights = None

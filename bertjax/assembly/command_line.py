@@ -2,6 +2,7 @@
 """Read the command line of a command: its flags, its resolved config."""
 
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -54,6 +55,10 @@ def parse(
         values["words"].value = rest[1:]
     elif len(rest) > 1:
         raise UserError(f"{rest[1]!r} is not a flag: write --name=value")
+    for name in own:
+        value = values[name].value
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"--{name}={value} is not a finite number")
     if needs_config:
         file = next((a for a in argv if a.startswith("--config=")), "")
         if not file:
@@ -73,7 +78,8 @@ def settle_config(
 
     Durations keep one unit, a named task brings its columns, init_from its
     architecture. overrides: {key: value} that stay. where: begins messages. Raises
-    UserError, also where keys are lacking or unknown, or have no value.
+    UserError, also where keys are lacking or unknown, have no value, or a number that
+    is not finite.
     """
     known, given = flatten(base()), flatten(config)
     for key in sorted(given.keys() - known.keys()):
@@ -86,9 +92,13 @@ def settle_config(
             "bertjax.config.base()"
         )
     for key, default in known.items():
-        empty = given[key] is None and default is not None
-        if empty and key.rpartition(".")[2] not in UNITS:
+        value = given[key]
+        if key.rpartition(".")[2] in UNITS:
+            continue
+        if value is None and default is not None:
             raise UserError(f"{where}: {key} is None; its default is {default!r}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{key}={value} is not a finite number")
     resolve_durations(config, overrides)
     tasks.settle(config, overrides)
     follow_init_from(config, overrides)

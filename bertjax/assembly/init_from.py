@@ -202,8 +202,8 @@ def take(
         ids = [(t.kind, t.pieces, t.lower_case, t.roles) for t in (theirs, tokenizer)]
         if ids[0] != ids[1]:
             raise UserError(
-                f"init_from={source} has another tokenizer: its own is "
-                f"data.vocab={vocabulary_of(path)}"
+                f"init_from={source} has another tokenizer: give its own, "
+                f"--config.data.vocab={vocabulary_of(path)}"
             )
     known, wanted = meta.get("task", {}).get("labels", []), task.get("labels", [])
     heads = tuple(f"{part}/" for part in params if wanted and part != "encoder")

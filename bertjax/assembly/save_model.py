@@ -13,8 +13,14 @@ from bertjax.config import cli, serialize
 from bertjax.data.tokenizers.export_tokenizer import write_tokenizer
 from bertjax.interop import generation_config, hf_write, sentence_transformers
 from bertjax.interop.resize_embeddings import drop_rows
-from bertjax.interop.sentence_transformers import Sentences
+from bertjax.interop.sentence_transformers import (
+    CROSS,
+    Sentences,
+    of_passages,
+    sentence_options,
+)
 from bertjax.storage import directories
+from bertjax.storage.paths import expand
 from bertjax.tasks import hf_task_config
 from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks.task_type import get_task_type
@@ -27,7 +33,7 @@ def check_target(target: str, what: str) -> Path:
     if "://" in target:
         raise UserError(f"{what}: it is written to a disk of this machine")
     try:
-        real = Path(target).expanduser().resolve()
+        real = expand(target).resolve()
         if real.exists() and (not real.is_dir() or any(real.iterdir())):
             raise UserError(f"{what} exists already")
     except (OSError, RuntimeError) as e:
@@ -44,9 +50,17 @@ def write_workdir(into: Path, read: Read, model: LoadedModel) -> None:
     (into / "config.json").write_text(serialize.to_json(config), "utf-8")
     (into / "overrides.json").write_text("{}\n", "utf-8")
     saved = Checkpoints(into, keep_last=2, keep_every=None)
-    keys = ("config", "tokenizer", "hf", "generation", "task", "compressed")
+    keys = (
+        "config",
+        "tokenizer",
+        "hf",
+        "generation",
+        "task",
+        "compressed",
+        "index_model",
+    )
     facts = {key: meta[key] for key in keys if key in meta} | {"tokens": 0}
-    sentences = sentence_transformers.sentence_options(source, meta)
+    sentences = sentence_options(source, meta)
     facts["sentences"] = dataclasses.asdict(sentences)
     saved.save(0, {"params": read()}, facts)
     saved.close()
@@ -65,8 +79,8 @@ def write_hf(
     the files of sentence-transformers, are written."""
     config, tokenizer, source, meta = model
     cfg = model.cfg
-    raw, pooled = meta.get("hf"), sentence_transformers.sentence_options(source, meta)
-    task, between = meta.get("task", {}), None
+    pooled = of_passages(sentence_options(source, meta), config, meta)
+    raw, task, between = meta.get("hf"), meta.get("task", {}), None
     task_type = get_task_type(config.objective) if task else None
     if task_type and (task_type.generates or task_type.token_head):
         # A language model, as before the task.
@@ -118,7 +132,7 @@ def write_hf(
         write_tokenizer(tokenizer, folder, types, longest, between, *kinds)
         # Mean pooling is what sentence-transformers takes of any model.
         has_own = pooled != Sentences(longest=pooled.longest)
-        if sentences and config.objective == "rerank" and task_type:
+        if sentences and pooled.kind == CROSS:
             sentence_transformers.write_cross_encoder(folder, longest)
         elif sentences and (has_own or not any(kinds)):
             sizes = cfg.hidden_size, cfg.max_length

@@ -42,7 +42,7 @@ from bertjax.parallel import feed, hosts
 from bertjax.parallel.mesh import machine
 from bertjax.parallel.sharding import TABLES, TEACHER
 from bertjax.tasks import prepare_task as tasks
-from bertjax.tasks.task_type import check_outputs
+from bertjax.tasks.task_type import check_outputs, get_task_type
 from bertjax.training import multi_step, state
 from bertjax.training.budget import describe_budget
 
@@ -58,7 +58,11 @@ def check_before_text(
     UserError."""
     planned = resolve.wanted_phases(config)
     cfg = resolve.encoder_config(config, 1, jax.default_backend())
-    cfg = make_objective(config.objective, cfg)[1]
+    name, is_known = config.objective, True
+    if tasks.is_task(config):  # whose labels and choices are in the text
+        name = tasks.with_head_options(config, ())
+        is_known = not get_task_type(config.objective).several_sequences
+    objective, cfg = make_objective(name, cfg)
     taught = as_teacher(teacher, cfg)
     objectives = [*resolve.objectives_of(config, taught).values()]
     check_use(config, objectives)
@@ -71,8 +75,15 @@ def check_before_text(
         for size in {config.batch_size, *(p.batch_size for p in planned)}:
             feed.check_batch_size(mesh, size, config.accumulate, each.group)
         train_step.check_whole_batch(config, each, mesh)
-    with jax.set_mesh(mesh):
-        attention.describe_backend(cfg, (p.length for p in planned))
+    arrays = objective.labels(1, config.data.length) if is_known else {}
+    regions = encoder_length(0, arrays)
+    try:
+        with jax.set_mesh(mesh):
+            lengths = (p.length + regions for p in planned)
+            attention.describe_backend(cfg, lengths, arrays)
+    except UserError as e:
+        count = f"; {regions} regions (task.max_regions) are tokens too" * bool(regions)
+        raise UserError(f"{e}{count}") from None
     unit, total = durations.unit_of(config, "total")
     total = total if unit == "steps" else 2**31  # else known once the text is
 

@@ -18,6 +18,7 @@ from typing import Any
 from bertjax import RunError, UserError
 from bertjax.checkpoints import best
 from bertjax.storage.atomic import is_remote
+from bertjax.storage.paths import expand
 
 # 2: what is frozen of the model (optim.freeze) is a part of its own, `frozen`, and not
 # in `params`, `ema` and the optimizer's.
@@ -44,7 +45,7 @@ def as_path(path: str | Path) -> Any:
                 "directory, or a bucket that you can read, gs://BUCKET/DIRECTORY"
             ) from None
         return found
-    return Path(path).expanduser().absolute()
+    return expand(path).absolute()
 
 
 def local_path(path: str) -> Path:
@@ -54,7 +55,7 @@ def local_path(path: str) -> Path:
     """
     if is_remote(path):
         raise UserError(f"--workdir={path}: give a directory on a disk of this machine")
-    return Path(path).expanduser().absolute()
+    return expand(path).absolute()
 
 
 def steps(workdir: Any) -> list[int]:

@@ -30,7 +30,7 @@ from bertjax.assembly.save_model import write_workdir
 from bertjax.compression.calibration import SAME
 from bertjax.compression.packed import Form
 from bertjax.compression.write_model import Small
-from bertjax.config import schema
+from bertjax.config import cli, schema
 from bertjax.config.durations import duration
 from bertjax.data.corpus.sources import parse_sources
 from bertjax.objectives import parse
@@ -112,6 +112,7 @@ def recover(
     """
     opened = small.opened
     with tempfile.TemporaryDirectory(prefix="bertjax-recovery-") as folder:
+        cli.say(f"recovery: a run in {folder}, which is removed when it has ended")
         student, run = f"{folder}/student", f"{folder}/run"
         Path(student).mkdir()
         write_workdir(Path(student), lambda: small.params, opened)

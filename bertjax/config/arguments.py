@@ -26,12 +26,12 @@ def find_config(path: str) -> str:
     if not shipped.is_dir():  # a checkout; beside an installed package lie others'
         shipped = package.parent / "configs"
     for folder in (Path(), shipped):
-        if (folder / file).is_file():
+        if os.path.isfile(folder / file):  # False of a name that is too long
             return f"{folder / file}{colon}{arg}"
     known = [p for p in shipped.rglob("*.py") if p.stem != "__init__"]
     names = [p.relative_to(shipped).as_posix() for p in known]
     folder = Path(file).parent
-    if folder.is_absolute() or not (shipped / folder).is_dir():
+    if folder.is_absolute() or not os.path.isdir(shipped / folder):
         raise UserError(f"--config={file}: there is no such file")
     raise registry.unknown("--config", file, names)
 

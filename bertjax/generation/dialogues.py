@@ -11,7 +11,12 @@ import numpy as np
 from bertjax import UserError, objectives
 from bertjax.assembly import resolve
 from bertjax.assembly.models import LoadedModel
-from bertjax.data.corpus.aligned_records import SPEAKER, TURNS, make_document
+from bertjax.data.corpus.aligned_records import (
+    SPEAKER,
+    TURNS,
+    make_document,
+    read_value,
+)
 from bertjax.data.corpus.documents import Fields
 from bertjax.data.features.base import GatheredRows
 from bertjax.data.sequences.make_plan import make_plan
@@ -56,7 +61,8 @@ class Conversations:
         A prompt is an object with `turns`, as records of the training text have them,
         and maybe `knowledge` and `speaker`, who answers: unless given who spoke last
         beside the one whose turn was the last. A text is a turn. Raises UserError where
-        that is not so, or nothing of a conversation fits.
+        that is not so, a speaker is given and no turn has one, or nothing of a
+        conversation fits.
         """
         return [self.lay_out_one(prompt) for prompt in prompts]
 
@@ -112,13 +118,20 @@ def turns_of(record: Mapping[str, Any], field: str, name: str) -> dict[str, Any]
             f'{name} is no conversation: give {{"turns": [{{"speaker": ..., "text": '
             "...}, ...]}"
         )
-    own = []
-    for turn in turns:
-        text = turn.get(field, turn.get("text"))
-        own.append({"text": text, SPEAKER: turn.get(SPEAKER)})
-    names = [turn[SPEAKER] for turn in own]
-    who = record.get(SPEAKER)
-    if who is None and any(one is not None for one in names):
+    *names, who = (
+        read_value(one.get(SPEAKER), SPEAKER, lambda: name) for one in (*turns, record)
+    )
+    own = [
+        {"text": turn.get(field, turn.get("text")), SPEAKER: one}
+        for turn, one in zip(turns, names, strict=True)
+    ]
+    if not any(names):
+        if who is not None:
+            raise UserError(
+                f"{name}: speaker={who} is to answer, and no turn says whose it is: "
+                "give each its speaker, or leave this one out"
+            )
+    elif who is None:
         others = (one for one in reversed(names) if one != names[-1])
         who = next(others, NOBODY)
     known = {"knowledge": record["knowledge"]} if record.get("knowledge") else {}

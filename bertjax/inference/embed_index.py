@@ -39,10 +39,7 @@ def make_index(
         raise UserError(
             f"--index={folder} has files and is no index: name another directory"
         )
-    model = open_retriever(path, "--model", dtype, weights)
-    if "index_model" in model.meta:  # whose `longest` is of questions, which are short
-        longest = model.config.data.length
-        model = model._replace(how=dataclasses.replace(model.how, longest=longest))
+    model = open_retriever(path, "--model", dtype, weights).of_passages()
     passages = passage_index.read_passages(text, "--text", words, say)
     try:
         folder.mkdir(parents=True, exist_ok=True)

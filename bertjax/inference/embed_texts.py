@@ -13,6 +13,7 @@ from bertjax import UserError, registry
 from bertjax.assembly import models
 from bertjax.data.progress import Progress
 from bertjax.interop import sentence_transformers
+from bertjax.interop.sentence_transformers import CROSS
 from bertjax.tasks import search
 from bertjax.tasks.task_type import POOLINGS, find_task_type
 
@@ -46,6 +47,11 @@ class Embedder(NamedTuple):
         rows, cut = self.tokenize(lines)
         pad_id, longest = self.tokenizer.pad_id, self.how.longest
         return embed_rows(self.encode, rows, pad_id, batch_size, longest), cut
+
+    def of_passages(self) -> "Embedder":
+        """Return what makes vectors of passages, which may be longer."""
+        how = sentence_transformers.of_passages(self.how, self.config, self.meta)
+        return self._replace(how=how)
 
     def tokenize(self, lines: list[str]) -> tuple[list[np.ndarray], int]:
         """Return texts as ids, and how many were cut."""
@@ -160,6 +166,12 @@ def settle_sentences(
             "texts are unknown to it"
         )
     intended = sentence_transformers.sentence_options(model.checkpoint, model.meta)
+    if intended.kind == CROSS:
+        raise UserError(
+            f"{where} is a cross-encoder, which scores two texts read together and has "
+            "no vector of one: bertjax.evaluate --what=retrieval --rerank orders by it "
+            "what a model of vectors finds"
+        )
     given = {"--pooling": pooling, "--normalize": normalize}
     for name in [x for x in given if given[x] is not None and intended.kind != "dense"]:
         raise UserError(f"{name} has no use with {where}: its vectors are no averages")

@@ -67,7 +67,8 @@ class Sentences:
     lower: whether text is lower-cased, whatever the tokenizer does; prompt: stands
     before each text; dot: vectors are compared by their inner products, not angles.
     kind: of CLASSES, whether a text has a vector, weights of the vocabulary, or a
-    vector a token; active: of these weights how many are kept, 0: nothing is said.
+    vector a token; or CROSS, where only two texts together have a score. active: of
+    these weights how many are kept, 0: nothing is said.
     """
 
     pooling: str = "mean"
@@ -84,7 +85,17 @@ def sentence_options(source: Any, meta: Mapping[str, Any]) -> Sentences:
     """Return how an opened model makes vectors of sentences. Raises UserError."""
     if isinstance(source, hf_read.Imported):
         return read(source.directory, source.where)
+    if meta.get("config", {}).get("objective") == "rerank":
+        return Sentences(kind=CROSS)
     return Sentences(**meta.get("sentences", {}))
+
+
+def of_passages(how: Sentences, config: Any, meta: Mapping[str, Any]) -> Sentences:
+    """Return how passages are made vectors by a model whose vectors of questions are
+    made so. Where these alone were trained against an index, they are cut sooner."""
+    if "index_model" not in meta:
+        return how
+    return dataclasses.replace(how, longest=config.data.length)
 
 
 def model_max_length(directory: Path, where: str) -> int:
@@ -140,6 +151,8 @@ def read(directory: Path, where: str) -> Sentences:
         left = mask.get("skiplist_words") or mask.get("keep_only_token_ids")
         if plain and not left and not _of_one_kind(directory, where, prompts):
             kind = "multi_vector"
+    if kinds == KINDS[:1] and prompts.get("model_type") == CROSS:
+        kind = CROSS
     if kinds in (KINDS[:2], KINDS):
         options = _options(directory, paths, where)
         modes = options.get("pooling_mode")

@@ -31,6 +31,7 @@ from bertjax.parallel.chips import CHIPS, Chip
 from bertjax.parallel.mesh import make_mesh
 from bertjax.parallel.sharding import batch_sharding
 from bertjax.storage.atomic import write_file
+from bertjax.storage.paths import expand
 from bertjax.training import multi_step, state
 
 # Far from the end of any schedule: the arithmetic of a step is always the same.
@@ -68,7 +69,7 @@ class Target:
         # Results of compiling are kept on this machine.
         is_local = "://" not in config.data.cache
         cache = config.data.cache if is_local else schema.base().data.cache
-        self.cache = Path(cache).expanduser() / "compiled"
+        self.cache = expand(cache) / "compiled"
 
     @property
     def chip(self) -> Chip:

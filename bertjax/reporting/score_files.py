@@ -3,15 +3,16 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from bertjax import UserError, counted
 from bertjax.probing.probe_table import COLUMNS, describe_mix
 from bertjax.reporting.run_tables import Table
 from bertjax.scoring.lines import total
+from bertjax.storage.paths import expand
 
 LINE = {"text", "score", "tokens", "words", "unknown"}  # keys of --what=pll's objects
+NO_JSON = ValueError, RecursionError  # too many digits and brackets too
 Titled = tuple[str, Table]
 # Of each chart of probes: a key of the layers' rows -> what its curve is called.
 SCORES = {"score": "encoder", "random": "random encoder", "control": "random labels"}
@@ -24,7 +25,7 @@ def read_objects(name: str, flag: str) -> list[tuple[int, dict[str, Any]]]:
     Raises UserError naming flag, file and line.
     """
     try:
-        text = Path(name).expanduser().read_text(encoding="utf-8")
+        text = expand(name).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"{flag}={name}: there is no such file") from None
     except OSError as e:
@@ -34,16 +35,19 @@ def read_objects(name: str, flag: str) -> list[tuple[int, dict[str, Any]]]:
     objects: list[tuple[int, Any]] = []
     try:
         objects.append((1, json.loads(text)))
-    except json.JSONDecodeError as whole:
+    except NO_JSON as whole:
         for number, line in enumerate(text.split("\n"), 1):
             try:
                 if line.strip():
                     objects.append((number, json.loads(line)))
-            except json.JSONDecodeError as e:
+            except NO_JSON as e:
                 # Where no line is whole, an object lies on several.
-                at, fault = (number, e) if objects else (whole.lineno, whole)
+                at, fault = number, e
+                if not objects:
+                    at, fault = getattr(whole, "lineno", 1), whole
+                why = getattr(fault, "msg", fault)
                 raise UserError(
-                    f"{flag}={name}, line {at} is not JSON: {fault.msg}"
+                    f"{flag}={name}, line {at} is not JSON: {why}"
                 ) from None
     for number, one in objects:
         if not isinstance(one, dict):

@@ -2,7 +2,6 @@
 """How well a model's vectors find the passages that answer queries."""
 
 import json
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +14,7 @@ from bertjax.inference.cross_encoder import CrossEncoder, rerank
 from bertjax.scoring.confidence import half_width
 from bertjax.scoring.scorer import Scores, scores_of_sets, two_columns
 from bertjax.storage import atomic
+from bertjax.storage.paths import expand
 from bertjax.tasks import passages, search, search_measures
 from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks.hard_negatives import choose_negatives
@@ -38,10 +38,17 @@ class Retriever(NamedTuple):
 
     def index(self, collection: Collection) -> tuple[search.Index, search.Index]:
         """Return the vectors of queries and of passages; says how many were cut."""
-        texts = [*collection.queries, *collection.passages]
-        index, cut = self.model.make_index(texts, self.batch_size)
+        queries, passages = collection.queries, collection.passages
+        others = self.model.of_passages()
+        if others.how == self.model.how:
+            index, cut = self.model.make_index([*queries, *passages], self.batch_size)
+            say_cut(self.model, cut)
+            return index.split(len(queries))
+        asking, cut = self.model.make_index(queries, self.batch_size)
         say_cut(self.model, cut)
-        return index.split(len(collection.queries))
+        index, cut = others.make_index(passages, self.batch_size)
+        say_cut(others, cut)
+        return asking, index
 
     def rerank(self, collection: Collection, found: np.ndarray) -> np.ndarray:
         """Put the first passages in the order of the cross-encoder, where there is
@@ -175,7 +182,8 @@ def check_mining(args: Any, sets: dict[str, Collection]) -> None:
     if args.depth and not args.rerank:
         raise UserError("--depth is of --rerank=MODEL, which is not given")
     if args.mine:
-        atomic.check_out(args.mine, "--mine", ".jsonl", ("--text", args.text))
+        read = ",".join(file for one in sets.values() for file in one.files)
+        atomic.check_out(args.mine, "--mine", ".jsonl", ("--text", read))
         if len(sets) > 1:
             raise UserError(f"--mine={args.mine}: --text names {len(sets)} sets: one")
 
@@ -212,7 +220,7 @@ def mine(
         for line, (_, _, others) in zip(lines, rows, strict=True):
             line["scores"] = [round(next(scores), 6) for _ in range(1 + len(others))]
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    path = Path(args.mine).expanduser()
+    path = expand(args.mine)
     atomic.write_file(path, text, f"--mine={args.mine}")
     none = sum(not negatives for _, _, negatives in rows)
     total = sum(len(negatives) for _, _, negatives in rows)

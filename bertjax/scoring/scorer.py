@@ -94,8 +94,13 @@ def value_lines(values: Mapping[str, Any]) -> Iterator[str]:
             yield f"  {key:24} {value:,.4f}".rstrip("0").rstrip(".")
             continue
         for part, scores in value.items():
-            each = (f"{name} {score:,.4g}" for name, score in scores.items())
+            each = (f"{name} {number(score)}" for name, score in scores.items())
             yield f"  {key}: {part:17} {', '.join(each)}"
+
+
+def number(value: float) -> str:
+    """Write a number with four digits, or all of a whole one."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
 
 
 def two_columns(text: str, what: str) -> list[str]:

@@ -2,7 +2,6 @@
 """What a smaller model may lose: it is written only if its task's metric stays."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ from bertjax.config import cli
 from bertjax.inference import predict_rows
 from bertjax.serving.differences import Predict, make_batch
 from bertjax.serving.served_model import ServedModel
+from bertjax.storage.paths import expand
 
 MOST = 0.005  # of the metric, what it may fall by
 BATCH = 8
@@ -106,7 +106,7 @@ def outputs_of(
 def read_texts(path: str) -> list[str]:
     """Return the lines of a file that are not empty. Raises UserError."""
     try:
-        text = Path(path).expanduser().read_text("utf-8")
+        text = expand(path).read_text("utf-8")
     except (OSError, UnicodeError) as e:
         raise UserError(f"{KEY}={path} cannot be read: {e}") from e
     lines = [line for line in text.splitlines() if line.strip()]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write a file whole or not at all, on a disk or in a bucket."""
 
+import glob
 import io
 import os
 import secrets
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bertjax import UserError
+from bertjax.storage.paths import expand
 
 
 def is_remote(path: Any) -> bool:
@@ -79,10 +81,11 @@ def check_out(
 ) -> Path:
     """Return the file to write, which a flag names.
 
-    ending: of its name, in any case. source: the flag of what is read, and its value.
-    Raises UserError for what cannot be such a file, and for the file that is read.
+    ending: of its name, in any case. source: the flag of what is read, and its value:
+    files and patterns, with commas, each maybe named. Raises UserError for what cannot
+    be such a file, and for a file that is read.
     """
-    out = Path(name).expanduser()
+    out = expand(name)
     if is_remote(name):
         raise UserError(f"{flag}={name}: it is written to a disk of this machine")
     if ending and out.suffix.lower() != ending:
@@ -94,7 +97,20 @@ def check_out(
             f"{flag}={name} cannot be written: {out.parent} is no directory"
         )
     read, value = source
-    given = Path(value or "").expanduser()
-    if out.exists() and given.exists() and out.samefile(given):
-        raise UserError(f"{flag}={name} is {read}, which it would replace")
+    for part in _parts_of(value or "") if out.exists() else ():
+        if any(map(out.samefile, _files_of(part))):
+            what = read if part == value else f"a file of {read}"
+            raise UserError(f"{flag}={name} is {what}, which it would replace")
     return out
+
+
+def _parts_of(value: str) -> list[str]:
+    """Return what a value may name: itself, its parts, and these without a name."""
+    parts = [part.strip() for part in value.split(",")]
+    return [value, *parts, *(part.partition("=")[2] for part in parts)]
+
+
+def _files_of(pattern: str) -> list[str]:
+    """Return the files that there are of a path or pattern."""
+    path = os.path.expanduser(pattern)
+    return [x for x in (path, *glob.glob(path, recursive=True)) if os.path.exists(x)]

@@ -158,7 +158,7 @@ class SearchingRows(MarginalRows):
 
     @property
     def shortest(self) -> int:
-        return self.before + 1 + self.after
+        return self.before + 1 + self.set_aside
 
     def arrays(self) -> list[np.ndarray | None]:
         digest = np.frombuffer(self.digest.encode(), np.uint8)
@@ -171,14 +171,19 @@ class SearchingRows(MarginalRows):
         return self.form.limits.question_length + 1 - bare + self.form.separators
 
     @property
+    def set_aside(self) -> int:
+        """Slots that a passage leaves: for [SEP], and where it stands in the row for
+        the target, given or yet to be written."""
+        return 1 + self.inner.reserved
+
+    @property
     def after(self) -> int:
-        """Slots behind a passage: [SEP], and where it stands in the row the target."""
-        labelled = self.inner.targets is not None
-        return 1 + self.inner.reserved * labelled
+        """Slots behind a passage that a row has."""
+        return self.set_aside if self.inner.targets is not None else 1
 
     @cached_property
     def candidates(self) -> TableSizes:
-        room = self.length - self.before - self.after
+        room = self.length - self.before - self.set_aside
         longest = int(self.texts.lengths.max(initial=1))
         return TableSizes(*self.vectors.shape, max(1, min(room, longest)))
 
@@ -257,7 +262,7 @@ class SearchingRows(MarginalRows):
             yield (
                 f"{cut:,} of {counted(len(self.found), 'passage')} are cut: "
                 f"data.length={self.length} less {self.before} for the question and "
-                f"{self.after} for the target"
+                f"{self.set_aside} for the target"
             )
 
     def answers(self, outputs: Outputs, read: Sequence[Row]) -> Iterator[Any]:

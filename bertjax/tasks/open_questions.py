@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from bertjax import UserError
+from bertjax import UserError, registry
 from bertjax.data.corpus.line_repair import load_json
 from bertjax.tasks import squad_files, tables
-from bertjax.tasks.tables import Row, Say, silent
+from bertjax.tasks.tables import Columns, Row, Say, silent
+from bertjax.tasks.task_rows import ASKING
 
 
 def parse_questions(text: str, name: str, say: Say = silent) -> list[dict[str, Any]]:
@@ -37,6 +38,40 @@ def parse_questions(text: str, name: str, say: Say = silent) -> list[dict[str, A
         return [cells for cells, _ in found]
     lines = [line.strip() for line in text.split("\n")]
     return [{"question": line} for line in lines if line]
+
+
+def read_found(value: str, key: str, columns: Columns, say: Say = silent) -> list[Row]:
+    """Read rows of questions with the passages that were found for them, as
+    tables.read_rows does. Raises UserError, naming the place, where there are none."""
+    others, listed = _parted(columns)
+    return _with(listed, tables.read_rows(value, key, others, say, [*listed.values()]))
+
+
+def parse_found(text: str, name: str, columns: Columns, say: Say = silent) -> list[Row]:
+    """Read the rows of a text, as `read_found` does: JSON lines, which alone can hold
+    passages. Raises UserError."""
+    others, listed = _parted(columns)
+    if text.lstrip()[:1] != "{" and listed:
+        return _with(listed, [*tables.parse_lines(text, name, others, say)])
+    return _with(listed, tables.parse_text(text, name, others, say))
+
+
+def _parted(columns: Columns) -> tuple[dict[str, str], dict[str, str]]:
+    """Part what asks for passages, if anything does, from the rest."""
+    listed = {key: columns[key] for _, key, *_ in ASKING if key in columns}
+    return {k: v for k, v in columns.items() if k not in listed}, listed
+
+
+def _with(listed: Columns, rows: list[Row]) -> list[Row]:
+    for key, column in listed.items():
+        for row in rows:
+            if column not in row.cells:
+                raise UserError(
+                    f"{row.place}: {key}={column!r}: the question has no passages"
+                    f"{registry.hint(column, row.cells)}; bertjax.predict --index=DIR "
+                    "finds some"
+                )
+    return rows
 
 
 def id_of(cells: Mapping[str, Any], number: int) -> str:

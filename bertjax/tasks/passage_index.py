@@ -24,6 +24,7 @@ import numpy as np
 from bertjax import UserError, registry
 from bertjax.data.corpus.sources import expand_paths
 from bertjax.storage import atomic
+from bertjax.storage.paths import expand
 from bertjax.tasks import search, tables
 from bertjax.tasks.passages import TEXTS, find_packed
 from bertjax.tasks.tables import Say
@@ -47,7 +48,7 @@ class Passage(NamedTuple):
 def read_facts(path: str, key: str) -> dict[str, Any]:
     """Read the index.json of a directory that a key names. Raises UserError."""
     try:
-        text = (Path(path).expanduser() / FACTS).read_text("utf-8")
+        text = (expand(path) / FACTS).read_text("utf-8")
         facts: dict[str, Any] = json.loads(text)
         sums = {name: str(facts["sha256"][name]) for name in (PASSAGES, VECTORS)}
         version, how = int(facts["format"]), {**facts.get("how", {})}
@@ -125,7 +126,7 @@ class PassageIndex:
     def __init__(self, path: str, key: str) -> None:
         """Open a directory. Raises UserError where it is none, or was changed."""
         self.where = f"{key}={path}"
-        folder = Path(path).expanduser()
+        folder = expand(path)
         self.facts = read_facts(path, key)
         for name, known in self.facts["sha256"].items():
             if sha256_of(folder / name) != known:
@@ -196,7 +197,7 @@ def read_passages(value: str, key: str, words: int | None, say: Say) -> list[Pas
     paths: list[str] = []
     entries = registry.split_list(value)
     for entry in entries:
-        folder = Path(entry).expanduser()
+        folder = expand(entry)
         if folder.is_dir():
             entry = find_packed(f"{folder}/{TEXTS[0]}") or f"{folder}/**/*.txt"
         paths += expand_paths(entry, key, True, "*.txt")

@@ -38,7 +38,7 @@ class Collection:
     grades: of each query {passage: grade}: above 0 answers it, the others are given
     negatives. own: of each query the passage that has its very id and does not answer
     it, or -1: the query itself, where queries are passages too. scores: of each query
-    {passage: a teacher's score}, where a table has them.
+    {passage: a teacher's score}, where a table has them. files: those that were read.
     """
 
     passages: list[str] = field(default_factory=list)
@@ -46,6 +46,7 @@ class Collection:
     grades: list[dict[int, int]] = field(default_factory=list)
     own: list[int] = field(default_factory=list)
     scores: list[dict[int, float]] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
 
 
 def read_collections(
@@ -62,6 +63,7 @@ def read_collections(
         path = locate(entry, key)
         if folder := _folder(path):
             one = _read_folder(path, folder, say)
+            whole.files += [find_packed(f"{folder}/{name}") for name in TEXTS]
         else:
             one = _read_pairs(path, key, columns, say)
         grades = [g for of in one.grades for g in of.values()]
@@ -76,6 +78,7 @@ def read_collections(
         if empty := sum(not text.strip() for text in one.passages):
             say(f"{path}: {counted(empty, 'empty passage')}, kept")
         first = len(whole.passages)
+        whole.files.append(path)
         whole.passages += one.passages
         whole.queries += one.queries
         whole.grades += [{first + p: g for p, g in of.items()} for of in one.grades]

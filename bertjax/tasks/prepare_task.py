@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from ml_collections.config_dict import ConfigDict
@@ -21,6 +20,7 @@ from bertjax.data.corpus.sources import (
 from bertjax.data.token_store.prepare_data import Prepared
 from bertjax.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from bertjax.models.families import in_effect
+from bertjax.storage.paths import expand
 from bertjax.tasks.catalog import TASKS
 from bertjax.tasks.tables import Say
 from bertjax.tasks.task_rows import Asking, Form, Limits, Rows, Targets, check_label
@@ -108,7 +108,7 @@ def check(config: ConfigDict) -> Tokenizer | None:
         locate(config, key)
     if is_made and not data.vocab:
         return None
-    return load_tokenizer(str(Path(data.vocab).expanduser()), data.lower_case)
+    return load_tokenizer(str(expand(data.vocab)), data.lower_case)
 
 
 def check_task(config: ConfigDict) -> None:
@@ -151,6 +151,12 @@ def check_settings(config: ConfigDict, usual: ConfigDict) -> None:
             raise UserError(
                 f"task.{key}={config.task[key]} has no effect with objective="
                 f"{config.objective}: it is a setting of {' or '.join(names)}"
+            )
+    for key, other in own.needs.items() if own else ():
+        if not config.task[other] and config.task[key] != usual[key]:
+            raise UserError(
+                f"task.{key}={config.task[key]} has no effect with objective="
+                f"{config.objective} where task.{other} is empty: leave it out"
             )
 
 

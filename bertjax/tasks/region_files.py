@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from bertjax import UserError
+from bertjax.storage.paths import expand
 from bertjax.tasks.tables import Row
 
 SIDE = 100.0  # of a scene
@@ -244,7 +245,7 @@ def find_file(row: Row, column: str) -> Path:
             f"and is {value!r:.60}"
         )
     name = value if value.endswith(".npz") else f"{value}.npz"
-    return Path(row.place.rpartition(":")[0]).parent / Path(name).expanduser()
+    return Path(row.place.rpartition(":")[0]).parent / expand(name)
 
 
 def open_files(paths: Sequence[Path], width: int, classes: int) -> RegionFiles:

@@ -22,7 +22,6 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertjax import UserError, counted, registry
@@ -30,6 +29,7 @@ from bertjax.data.corpus import files, tfds_source
 from bertjax.data.corpus.line_repair import join_names, load_json
 from bertjax.data.corpus.sources import expand_paths
 from bertjax.data.rendering import visible
+from bertjax.storage.paths import expand
 
 Say = Callable[[str], None]
 Columns = Mapping[str, str]  # what asks for a column (a config key, a flag): its name
@@ -169,7 +169,7 @@ def read_lines(path: str, flag: str) -> list[str]:
     A file may be packed (.gz, .zst), or a pipe, which is read until its writer ends.
     Raises UserError, which the flag begins, and which names a bad line.
     """
-    where, file = f"{flag}={path}", Path(path).expanduser()
+    where, file = f"{flag}={path}", expand(path)
     if file.is_socket() or file.is_char_device() or file.is_block_device():
         raise UserError(f"{where}: neither a file nor a pipe")
     try:

@@ -46,9 +46,11 @@ class TaskType:
       columns: keys of config.task that need not be given, and what they then are.
       instead: keys of `columns` that stay empty where another key is given.
       unused: keys of config.task without effect, and the one value that they may have
-        beside "". settings: those that other types have no use for. check(config)
-        refuses what else is wrong in config.task. imported(labels) -> keys of
-        config.task for a model that was finetuned elsewhere. max_length: of its rows.
+        beside "". settings: those that other types have no use for; needs: of these
+        those that have no effect where another key is empty, {key: that key}.
+        check(config) refuses what else is wrong in config.task. imported(labels) ->
+        keys of config.task for a model that was finetuned elsewhere. max_length: of its
+        rows.
       text_columns: how many texts --columns names; name_columns(config, names) -> the
         texts' names, where --columns names more than texts.
       head_options(task, labels) -> options of the head's make_head, {"classes": 3};
@@ -84,6 +86,7 @@ class TaskType:
     instead: Mapping[str, str] = field(default_factory=dict)
     unused: Mapping[str, str] = field(default_factory=dict)
     settings: tuple[str, ...] = ()
+    needs: Mapping[str, str] = field(default_factory=dict)
     check: Callable[[ConfigDict], Any] = lambda config: None
     imported: Callable[[Sequence[str]], Mapping[str, str]] = lambda labels: {}
     max_length: int | None = None

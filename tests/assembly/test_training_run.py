@@ -12,6 +12,7 @@ from ml_collections import config_flags
 
 from bertjax import UserError, train
 from bertjax import config as c
+from bertjax.assembly import command_line
 from bertjax.assembly.open_teacher import check_fit
 from bertjax.assembly.training_run import check_before_text
 from bertjax.parallel.mesh import make_mesh
@@ -34,6 +35,25 @@ def test_what_is_refused_before_the_text_is_read(key, value, message):
     config_flags.config_path.set_value(key, config, value)
     with pytest.raises(UserError, match=message):
         check_before_text(config, mesh)
+
+
+def test_attention_that_does_not_take_regions_is_refused_before_the_text_is_read():
+    given = "--config=regions.py:smoke", "--config.data.length=128"
+    config = command_line.parse(given).config
+    config.model.attention_probs_dropout_prob = 0.0
+    config.model.attention = "splash"
+    mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
+    config.task.max_regions = 128
+    check_before_text(config, mesh)
+    config.task.max_regions = 20
+    with pytest.raises(UserError, match=r"=splash: 148 tokens .*; 20 regions"):
+        check_before_text(config, mesh)
+
+
+def test_choices_that_the_text_alone_has_are_no_fault():
+    config = c.load_config("finetune/choose.py:smoke")
+    config.task.text = "text"
+    check_before_text(config, make_mesh(1, 1, 1, devices=jax.devices()[:1]))
 
 
 @pytest.mark.parametrize("phases", ["", "steps=4 length=64; length=32"])

@@ -194,6 +194,8 @@ def test_lines_of_several_scorers(tmp_path):
         ("", ": the file is empty"),
         ("[1]", ", line 1 is not a JSON object"),
         ("{", ", line 1 is not JSON: Expecting property name"),
+        pytest.param("[" * 99_999, ", line 1 is not JSON: ", id="deep"),
+        pytest.param("9" * 9_999, ", line 1 is not JSON: ", id="long"),
         ('{"step": 1,\n "f1": }', ", line 2 is not JSON: Expecting value"),
         ('{"step": 1, "f1": 1}\n\n{"step": }', ", line 3 is not JSON: Expecting value"),
         ('{"a": 1}', ", line 1: nothing that .*: no scores and their step"),

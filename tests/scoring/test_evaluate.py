@@ -18,7 +18,8 @@ from bertjax.models.config import EncoderConfig
 from bertjax.objectives.make_objective import make_objective
 from bertjax.scoring import own, retrieval
 from bertjax.scoring.mlm_loss import Tally, make_guesser
-from bertjax.scoring.scorer import Scores
+from bertjax.scoring.scorer import Scores, value_lines
+from bertjax.tasks import passages
 
 PAIR = dict(sentence_good="a list of words.", sentence_bad="a words list of.", UID="x")
 
@@ -356,6 +357,12 @@ def test_what_is_guessed_costs_no_second_encoder():
     assert both == pytest.approx(alone, rel=0.02)
 
 
+def test_bytes_are_whole_numbers():
+    small = {"int8": {"index_bytes": 1_536_000, "mrr@10": 0.25}}
+    (line,) = value_lines({"precisions": small})
+    assert line.split(maxsplit=2)[2] == "index_bytes 1,536,000, mrr@10 0.25"
+
+
 def test_what_is_written_replaces_no_text(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text("{}\n")
@@ -363,7 +370,14 @@ def test_what_is_written_replaces_no_text(tmp_path):
         given = "--model=nowhere", "--what=mlm", f"--text={file}"
         evaluate.main([*given, f"--mask_weights={file}"])
     none = dict.fromkeys(retrieval.FLAGS)
-    args = SimpleNamespace(**none | {"text": str(file), "mine": str(file)})
-    with pytest.raises(UserError, match=r"--mine=.* is --text, which it would replace"):
-        retrieval.check_mining(args, {"valid": None})
+    for name in ("corpus", "queries"):
+        (tmp_path / f"{name}.jsonl").write_text('{"_id": "1", "text": "a"}\n')
+    grades = tmp_path / "qrels.tsv"
+    grades.write_text("query-id\tcorpus-id\tscore\n1\t1\t1\n")
+    read = passages.read_collections(str(tmp_path), "--text", {}, lambda text: None)
+    for name in ("corpus", "queries"):
+        mine = tmp_path / f"{name}.jsonl"
+        args = SimpleNamespace(**none | {"text": str(tmp_path), "mine": str(mine)})
+        with pytest.raises(UserError, match=r"--mine=.* is a file of --text, which it"):
+            retrieval.check_mining(args, {"valid": read[0]})
     assert file.read_text() == "{}\n"

@@ -59,3 +59,27 @@ def test_a_directory_that_cannot_be_made_takes_its_new_parents_along(tmp_path):
 def test_a_place_where_nothing_can_be_made_is_refused_at_once():
     with pytest.raises(UserError, match=r"^--to=/proc/x cannot be written: No such"):
         directories.make_whole(Path("/proc/x"), lambda draft: None, "--to=/proc/x")
+
+
+def test_an_output_is_not_what_is_read_which_may_be_a_list_of_files(tmp_path):
+    out = tmp_path / "a.jsonl"
+    out.touch()
+    many = ",".join(f"{i}.jsonl" for i in range(999))
+    assert atomic.check_out(str(out), "--out", source=("--text", many)) == out
+    with pytest.raises(UserError, match=r"a\.jsonl is --text, which it would replace"):
+        atomic.check_out(str(out), "--out", source=("--text", str(out)))
+
+
+@pytest.mark.parametrize("value", ["{0}/a.txt", "{0}/b.txt,x={0}/a.txt", "{0}/*.txt"])
+def test_what_is_read_is_not_replaced(value, tmp_path):
+    (tmp_path / "a.txt").write_text("read\n")
+    with pytest.raises(
+        UserError, match=r"--out=.* is .*--text, which it would replace"
+    ):
+        atomic.check_out(
+            f"{tmp_path}/a.txt", "--out", "", ("--text", value.format(tmp_path))
+        )
+    new = atomic.check_out(
+        f"{tmp_path}/c.txt", "--out", "", ("--text", value.format(tmp_path))
+    )
+    assert new == tmp_path / "c.txt"

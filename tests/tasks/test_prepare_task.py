@@ -5,8 +5,15 @@ import pytest
 
 from bertjax import UserError
 from bertjax.assembly import command_line
+from bertjax.config import schema
 from bertjax.tasks.catalog import TASKS
-from bertjax.tasks.prepare_task import check, make_form, prepare, rename
+from bertjax.tasks.prepare_task import (
+    check,
+    check_settings,
+    make_form,
+    prepare,
+    rename,
+)
 from bertjax.tasks.task_type import load_task_type
 
 TEXTS = "finetune/classify.py", "task.text=a", "task.label=b"
@@ -50,6 +57,24 @@ def test_keys_without_effect_are_refused(config, given, said):
     with pytest.raises(UserError) as e:
         check(command_line.parse([f"--config={file}", *more]).config)
     assert said in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("read", "pooling=cls"),
+        ("read", "normalize=False"),
+        ("rag", "question_length=9"),
+    ],
+)
+def test_settings_of_an_index_need_one(name, setting):
+    given = [f"--config=finetune/{name}.py", f"--config.task.{setting}"]
+    config, usual = command_line.parse(given).config, schema.base().task
+    said = rf"task\.{setting} has no effect with objective={name} where task\.index is"
+    with pytest.raises(UserError, match=said):
+        check_settings(config, usual)
+    config.task.index = "index"
+    check_settings(config, usual)
 
 
 @pytest.mark.parametrize(

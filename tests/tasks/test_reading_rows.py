@@ -13,7 +13,7 @@ from bertjax.data.batches import Batches
 from bertjax.data.features.base import Features, Settings
 from bertjax.data.mixture import make_mixture
 from bertjax.tasks import passage_index, tables
-from bertjax.tasks.open_questions import find_answers, parse_questions
+from bertjax.tasks.open_questions import find_answers, parse_found, parse_questions
 from bertjax.tasks.passage_index import Passage, PassageIndex
 from bertjax.tasks.task_rows import Form, Limits
 from bertjax.tasks.types import read
@@ -286,6 +286,26 @@ def test_passages_without_an_id_have_one_that_no_other_file_has(tmp_path):
     files = f"{tmp_path}/a.jsonl,{tmp_path}/b.jsonl"
     found = passage_index.read_passages(files, "--text", None, print)
     assert [p.id + p.text for p in found] == ["2x", "1y", "0z", "3w"]
+
+
+@pytest.mark.parametrize(
+    ("text", "known"),
+    [
+        ("where is it ?\n", "question"),
+        (json.dumps({"id": 1, "question": "where"}), "id, question"),
+    ],
+)
+def test_questions_without_passages(text, known):
+    """What a reader is asked without an index."""
+    columns = FORM.keys(labelled=False, flags=True)
+    with pytest.raises(UserError) as e:
+        parse_found(text, "q.txt", columns)
+    assert str(e.value) == (
+        "q.txt:1: --columns: TEXT_PAIR='ctxs': the question has no passages; known: "
+        f"{known}; bertjax.predict --index=DIR finds some"
+    )
+    with_passages = json.dumps(ASKED[1])
+    assert [r.cells for r in parse_found(with_passages, "a", columns)] == ASKED[1:]
 
 
 def test_questions():

@@ -128,6 +128,9 @@ def test_passages_are_cut_to_what_a_row_has_room_for(index):
     assert [*narrow.notes()][1].startswith(cut)
     with pytest.raises(UserError, match=r"data\.length=10 is too short: rows need 11"):
         rows.plan(10)
+    # Where a target is to be written, there is as much room for it.
+    asked = rows_of(form_of("prefix", index=index), labelled=False).plan(12)
+    assert asked.candidates == narrow.candidates and (asked.lengths() == 8).all()
 
 
 def test_sets_of_rows_share_the_passages(index):

@@ -84,11 +84,11 @@ def _turns(
         yield _string(text, "knowledge", where), {**nothing, SPEAKER: KNOWLEDGE}
     speakers: dict[Any, int] = {}
     for number, turn in enumerate(turns):
-        name = _value(turn.get(SPEAKER), SPEAKER, where)
+        name = read_value(turn.get(SPEAKER), SPEAKER, where)
         name = number % 2 if name is None else name
         own: Values = {SPEAKER: speakers.setdefault(name, len(speakers) + 1)}
         for stream in names:
-            own[stream] = _value(_field(turn, stream, where, "turn"), stream, where)
+            own[stream] = read_value(_field(turn, stream, where, "turn"), stream, where)
         text = _field(turn, fields.text_field, where, "turn")
         yield _string(text, fields.text_field, where), own
 
@@ -114,7 +114,7 @@ def _sentences(
             if isinstance(value, list):
                 own[name] = _ranges(value, len(text), name, where)
             else:
-                own[name] = _value(value, name, where)
+                own[name] = read_value(value, name, where)
         yield text, own
 
 
@@ -185,8 +185,8 @@ def _string(value: Any, field: str, where: Where) -> str:
     return documents.check_text(value, field, where)
 
 
-def _value(value: Any, name: str, where: Where) -> str | None:
-    """Return a value as a line of text; None for none."""
+def read_value(value: Any, name: str, where: Where) -> str | None:
+    """Return a value as a line of text; None for none. Raises UserError."""
     if value is not None and not isinstance(value, str | int | float):
         kind = type(value).__name__
         raise UserError(f"{where()}: a value of `{name}` is no text but {kind}")
@@ -204,6 +204,6 @@ def _ranges(value: Any, size: int, name: str, where: Where) -> tuple[Range, ...]
                 f"{where()}: `{name}` has the range {first!r} to {last!r}, and there "
                 f"are {size} characters"
             )
-        if (own := _value(own, name, where)) is not None:
+        if (own := read_value(own, name, where)) is not None:
             found.append((first, last, own))
     return tuple(found)

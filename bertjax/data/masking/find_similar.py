@@ -200,7 +200,7 @@ def read_synonyms(path: str, where: str) -> Words:
     with `=` count: its # are related and its @ alone. Of each word the others of its
     line are similar, of all of its lines. Raises UserError, which begins with `where`.
     """
-    lines = read_lines(Path(path).expanduser(), where)
+    lines = read_lines(Path(path), where)
     listed: dict[str, dict[str, None]] = {}
     for line in lines:
         words = line.split()

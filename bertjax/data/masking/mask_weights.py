@@ -59,10 +59,10 @@ def read_mask_weights(path: str | os.PathLike[str], tokenizer: Any) -> np.ndarra
     """
     where = f"data.mask_weights={os.fspath(path)}"
     try:
-        table = json.loads(read_text(Path(path).expanduser(), where))
+        table = json.loads(read_text(Path(path), where))
         version, identity = table["format"], table["tokenizer"]
         weights = np.array([weight for _, weight in table["weights"]], np.float64)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise UserError(
             f"{where} is no file of weights, which bertjax.evaluate --what=mlm "
             "--mask_weights=FILE writes"

@@ -19,6 +19,7 @@ from bertjax import UserError
 from bertjax.data.corpus.files import HASHES, load_hashes, os_errors, save_hashes
 from bertjax.storage import directories
 from bertjax.storage.atomic import write_file
+from bertjax.storage.paths import expand
 
 LAST = ("meta.json", "identity")  # a remote directory is whole when one is there
 SAME = ".uploaded"  # in a directory of the mirror that is there as well
@@ -150,7 +151,7 @@ def open_cache(cache: str | os.PathLike[str]) -> Cache:
         url = where.rstrip("/")
         mirrors = os.environ.get(MIRRORS) or "~/.cache/bertjax/remote"
         where = f"{mirrors}/{hashlib.sha256(url.encode()).hexdigest()[:16]}"
-    path = Path(where).expanduser()
+    path = expand(where)
     existing = next(p for p in (path, *path.parents) if p.exists())
     if not existing.is_dir():
         raise UserError(f"data.cache={where}: {existing} is not a directory")

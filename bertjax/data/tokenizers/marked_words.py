@@ -74,7 +74,7 @@ def read_marked_words(
             raise UserError(f"{where}: no word of data.segmenter's dictionary has it")
     else:
         if is_file := how != "words":
-            lines = read_lines(Path(value).expanduser(), where)
+            lines = read_lines(Path(value), where)
             words = [line.strip() for line in lines]
         for number, word in enumerate(words, 1):
             if word.split()[1:]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from bertjax import UserError
 from bertjax.data.tokenizers.backends import TextError
 from bertjax.data.tokenizers.vocab_files import read_lines
+from bertjax.storage.paths import expand
 
 FILE = "ids.json"  # {"count": N} or {"names": [...]}, of a saved tokenizer
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -39,7 +40,7 @@ def read(value: str, key: str = "data.vocab") -> bytes:
         if not 0 < int(given) <= MOST:
             raise refuse(f"the number of ids is 1 to {MOST:,}")
         return json.dumps({"count": int(given)}).encode()
-    if not Path(given).expanduser().exists():
+    if not expand(given).exists():
         raise refuse("neither a number nor a file")
     names = read_lines(Path(given), f"{key}={value}")
     seen = dict.fromkeys(SPECIAL, 0)

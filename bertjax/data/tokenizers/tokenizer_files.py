@@ -80,7 +80,7 @@ class Reader:
     def json(self, path: Path) -> dict[str, Any]:
         try:
             data = json.loads(self.text(path))
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             self.refuse(f"{path.name} is not valid JSON ({e})")
         if not isinstance(data, dict):
             self.refuse(f"{path.name} holds no JSON object")

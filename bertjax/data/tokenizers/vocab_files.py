@@ -10,11 +10,12 @@ import zlib
 from pathlib import Path
 
 from bertjax import UserError
+from bertjax.storage.paths import expand
 
 
 def read_bytes(path: Path, place: str) -> bytes:
     """Read a regular file that holds more than white space."""
-    path = path.expanduser()
+    path = expand(path)
     if path.exists() and not path.is_file():
         raise UserError(f"{place}: not a regular file")
     try:

@@ -26,7 +26,7 @@ def read_pairs(path: str, key: str) -> Pairs:
     and off (one letter, or one that has no capital of one letter).
     """
     where, pairs = f"{key}={path}", {}
-    for number, line in enumerate(read_lines(Path(path).expanduser(), where), 1):
+    for number, line in enumerate(read_lines(Path(path), where), 1):
         words = line.lower().split()
         place = f"{where}, line {number}"
         if not words:

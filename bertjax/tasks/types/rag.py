@@ -17,7 +17,12 @@ from ml_collections.config_dict import ConfigDict
 from bertjax import UserError, registry
 from bertjax.tasks import tables
 from bertjax.tasks.marginal_rows import AugmentedRows, MarginalRows, SearchingRows
-from bertjax.tasks.open_questions import answers_of, passages_of
+from bertjax.tasks.open_questions import (
+    answers_of,
+    parse_found,
+    passages_of,
+    read_found,
+)
 from bertjax.tasks.passage_index import (
     Passage,
     PassageIndex,
@@ -151,7 +156,8 @@ def _head_options(task: ConfigDict, labels: Any) -> dict[str, Any]:
 
 
 TASK_TYPE = TaskType(
-    read=tables.read_rows,
+    read=read_found,
+    parse=parse_found,
     make_rows=make_rows,
     file_names=WANTED,
     metrics=METRICS,
@@ -165,6 +171,7 @@ TASK_TYPE = TaskType(
         *("passages", "marginal", "temperature"),
         *("index", "question_length", "pooling", "normalize"),
     ),
+    needs=dict.fromkeys(("question_length", "pooling", "normalize"), "index"),
     instead={"text_pair": "index"},
     check=_check,
     head_options=_head_options,

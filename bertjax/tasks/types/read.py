@@ -21,8 +21,15 @@ from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError, counted
 from bertjax.data.rendering import decode
-from bertjax.tasks import tables, text_rows
-from bertjax.tasks.open_questions import answers_of, find_answers, id_of, passages_of
+from bertjax.tasks import text_rows
+from bertjax.tasks.open_questions import (
+    answers_of,
+    find_answers,
+    id_of,
+    parse_found,
+    passages_of,
+    read_found,
+)
 from bertjax.tasks.passage_index import Passage, PassageIndex, check_vectors
 from bertjax.tasks.retrieval_options import (
     check_pooling,
@@ -381,7 +388,8 @@ def _head_options(task: ConfigDict, labels: Any) -> dict[str, Any]:
 
 COLUMNS = {"text": "question", "text_pair": "ctxs", "label": "answers"}
 TASK_TYPE = TaskType(
-    read=tables.read_rows,
+    read=read_found,
+    parse=parse_found,
     make_rows=make_rows,
     file_names=WANTED,
     metrics=METRICS,
@@ -393,6 +401,7 @@ TASK_TYPE = TaskType(
         *("index", "passages", "candidates", "question_length", "answer_length"),
         *("temperature", "pooling", "normalize"),
     ),
+    needs=dict.fromkeys(("pooling", "normalize"), "index"),
     check=_check,
     head_options=_head_options,
     several_sequences=True,
