@@ -121,7 +121,7 @@ def answers_from_index(args: Any, where: str) -> Iterable[dict[str, Any]]:
         paths = expand_paths(args.input, "--input", pattern="FILE")
         texts = [(tables.read_text(path), path) for path in paths]
     for text, name in texts:
-        questions += parse_questions(text, name, say=cli.say)
+        questions += parse_questions(text, name, cli.say)
     if not questions:
         raise UserError(f"--input={args.input}: there are no questions")
     return answer_from_index(args, where, questions, index)

@@ -25,8 +25,8 @@ from bertjax import UserError
 from bertjax.assembly import command_line, prepared_text, validate
 from bertjax.config import cli
 from bertjax.config.flag_help import Flag
+from bertjax.data.corpus.documents import Source
 from bertjax.data.corpus.duplicates import report_corpus
-from bertjax.data.corpus.sources import Source
 from bertjax.data.masking import find_similar
 from bertjax.data.masking.similar_words import NONE
 from bertjax.data.progress import Progress

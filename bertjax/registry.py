@@ -16,7 +16,15 @@ from typing import Any
 
 from bertjax import UserError
 
-__all__ = ["load", "load_outside", "make", "parse_options", "pick", "unknown"]
+__all__ = [
+    "load",
+    "load_outside",
+    "make",
+    "parse_options",
+    "pick",
+    "split_list",
+    "unknown",
+]
 
 Option = str | int | float | bool
 
@@ -76,6 +84,15 @@ def pick(key: str, name: str, table: Mapping[str, Any]) -> Any:
     if name not in table:
         raise unknown(key, name, table)
     return table[name]
+
+
+def split_list(text: str) -> list[str]:
+    """Split a list with commas; empty entries are none.
+
+    >>> split_list("a.txt, b/*.txt.gz,,tfds:wiki40b/en:train[:1%]")
+    ['a.txt', 'b/*.txt.gz', 'tfds:wiki40b/en:train[:1%]']
+    """
+    return [part for part in map(str.strip, text.split(",")) if part]
 
 
 def parse_options(text: str, key: str = "") -> tuple[str, dict[str, Option]]:

@@ -10,7 +10,7 @@ too); `--html=FILE` writes all of it as one page; `--examples=N` rows are shown;
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -48,9 +48,8 @@ def main(argv: Sequence[str]) -> int:
 
     from bertjax.reporting.batch_preview import row_lines, set_lines
 
-    # Of a model with one piece: what can be refused before the text is read.
-    needs = {name: o.needs for name, o in resolve.objectives_of(config).items()}
-    results, rows = inspect_batches(args, needs)
+    resolve.objectives_of(config)  # what they refuse, before the text is read
+    results, rows = inspect_batches(args)
     if args.html:
         markup = [(row.heading, row.markup) for row in rows]
         legend = "" if tasks.is_task(config) else rendering.LEGEND
@@ -71,13 +70,9 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def inspect_batches(
-    args: Any, needs: Mapping[str, frozenset[str]]
-) -> tuple[dict[str, Any], list[Any]]:
-    """Return statistics over the batches, and a RowPreview for each of the first rows.
-
-    needs: what each objective of the phases needs of a batch.
-    """
+def inspect_batches(args: Any) -> tuple[dict[str, Any], list[Any]]:
+    """Return statistics over the batches, and a RowPreview for each of the first
+    rows."""
     from bertjax.data.batch_statistics import OF_TEXT, Statistics
     from bertjax.data.batches import batch_sha256
     from bertjax.data.loader import stream
@@ -86,11 +81,7 @@ def inspect_batches(
     config = args.config
     prepared = prepared_text.prepare(config, cli.say)
     tokenizer = prepared.tokenizer
-    counts = prepared_text.count_tokens(prepared.parts)
-    tables = batches.make_tables(config, tokenizer, counts, cli.say)
-    course = batches.make_run(
-        config, needs, tokenizer, prepared.parts, tables, say=cli.say
-    ).course
+    course = batches.make_course(config, tokenizer, prepared.parts, cli.say)
     statistics, rows = Statistics(tokenizer, tuple(prepared.parts)), []
     steps = range(args.step, args.step + args.batches)
 

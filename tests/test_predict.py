@@ -113,7 +113,8 @@ def test_nor_in_vectors_blanks_and_likelihoods(traces):
         return fill_blanks.make_filler(cfg, params, Letters(), 3)([2, *ids, 3])
 
     def likely(*texts):
-        return pll.score_texts(cfg, params, Letters(), texts)
+        score = pll.make_scorer(cfg, params, Letters(), "original")
+        return pll.score_texts(cfg, Letters(), texts, score)
 
     for first, second in (
         (lambda: vectors(9), lambda: vectors(12)),

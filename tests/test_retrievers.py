@@ -103,9 +103,6 @@ class FakeModel:
 
 def test_a_file_goes_on_where_it_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(embed_file, "BLOCK", 4)
-    monkeypatch.setattr(
-        embed_file, "line_blocks", lambda p, n: LINE_BLOCKS(p, n, embed_file.BLOCK)
-    )
     text, out = tmp_path / "lines.txt", tmp_path / "v.npy"
     lines = [*map(str, range(10))]
     text.write_text("\n".join(lines) + "\n")
@@ -158,16 +155,15 @@ def test_a_full_disk_is_an_error(tmp_path, monkeypatch):
     assert [*tmp_path.iterdir()] == [text]
 
 
-LINE_BLOCKS = embed_file.line_blocks
-
-
-def test_lines_of_blocks_are_those_of_the_file(tmp_path):
+def test_lines_of_blocks_are_those_of_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(embed_file, "BLOCK", 2)
     text = tmp_path / "lines.txt"
     text.write_bytes(b"\xef\xbb\xbfone\r\n\ntwo\nthree\nfo\xff\n")
     with pytest.raises(UserError, match=r"name:5: is not UTF-8"):
-        [*LINE_BLOCKS(str(text), "name", 2)]
+        [*embed_file.line_blocks(str(text), "name")]
     text.write_bytes(b"\xef\xbb\xbfone\r\n\ntwo\nthree")
-    assert [*LINE_BLOCKS(str(text), "", 3)] == [["one", "", "two"], ["three"]]
+    blocks = [*embed_file.line_blocks(str(text), "")]
+    assert blocks == [["one", ""], ["two", "three"]]
 
 
 def test_widths_are_cut_and_made_of_length_one():

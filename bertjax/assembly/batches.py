@@ -11,7 +11,7 @@ import numpy as np
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError
-from bertjax.assembly import resolve
+from bertjax.assembly import prepared_text, resolve
 from bertjax.config import durations
 from bertjax.data import batches, mixture, phases
 from bertjax.data.features.base import Features
@@ -126,6 +126,19 @@ def make_run(
         if phase.start >= at or phase is [p for p in placed if p.start <= at][-1]
     ]  # fmt: skip
     return Run(batches.Course(tuple(stages)), total, placed)
+
+
+def make_course(
+    config: ConfigDict,
+    tokenizer: Tokenizer,
+    parts: Mapping[str, Any],
+    say: Callable[[str], None] = lambda text: None,
+) -> batches.Course:
+    """Make the batches of a config from its first step on, of the stores `parts`."""
+    needs = {name: o.needs for name, o in resolve.objectives_of(config).items()}
+    counts = prepared_text.count_tokens(parts)
+    tables = make_tables(config, tokenizer, counts, say)
+    return make_run(config, needs, tokenizer, parts, tables, say=say).course
 
 
 def make_eval_batches(

@@ -167,19 +167,11 @@ class SavedParams:
 
     def read(self, path: str) -> Any:
         """Read one leaf, and with the first one all."""
+        from bertjax.parallel.sharding import leaves_of
+
         if self.leaves is None:
             self.leaves = leaves_of(read_params(self.folder))
         return self.leaves[path]
-
-
-def leaves_of(tree: Any) -> dict[str, Any]:
-    """Return the leaves of a tree by path."""
-    import jax
-
-    from bertjax.parallel.sharding import path_name
-
-    found = jax.tree_util.tree_leaves_with_path(tree)
-    return {path_name(path): leaf for path, leaf in found}
 
 
 def take(
@@ -198,6 +190,7 @@ def take(
     in it.
     """
     from bertjax.checkpoints.manager import warm_start
+    from bertjax.parallel.sharding import leaves_of
 
     source = check_init_from(path, say)
     if not isinstance(source, hf_read.Imported):

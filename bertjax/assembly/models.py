@@ -178,6 +178,18 @@ def open_directory(directory: Any, flag: str, say: Say = cli.say) -> LoadedModel
     return LoadedModel(config, tokenizer, model, meta)
 
 
+def row_length(cfg: Any, length: int | None, usual: int = 128) -> int:
+    """Return --length, the tokens of a row; None: the usual number, or as many as the
+    model has positions for. Raises UserError for more than that."""
+    longest = cfg.max_length
+    length = length or min(usual, longest)
+    if length > longest:
+        raise UserError(
+            f"--length={length} is too long: the model has {longest} positions"
+        )
+    return length
+
+
 def params_part(checkpoint: Any, weights: str = "") -> str:
     """Return which part of a checkpoint's state is used: "params", or "ema".
 

@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from ml_collections.config_dict import ConfigDict
 
@@ -27,7 +26,7 @@ from bertjax.objectives import parse
 from bertjax.objectives.base import Objective
 from bertjax.objectives.make_objective import make_objective
 from bertjax.objectives.teacher import Teacher
-from bertjax.parallel.sharding import path_name
+from bertjax.parallel.sharding import leaves_of
 from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks.tables import Say
 from bertjax.tasks.task_type import get_task_type
@@ -145,14 +144,9 @@ def read_teacher(config: ConfigDict, model: LoadedModel, wanted: Any) -> ReadTea
 
     Raises UserError where the model lacks some, or they have other shapes.
     """
-    params = model.read_params()
-    found = {
-        path_name(path): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-    }
+    found = leaves_of(model.read_params())
     digest, leaves = hashlib.sha256(), {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(wanted):
-        name = path_name(path)
+    for name, leaf in leaves_of(wanted).items():
         if name not in found or found[name].shape != leaf.shape:
             has = (
                 f"has {name} {found[name].shape}" if name in found else f"lacks {name}"

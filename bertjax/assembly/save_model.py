@@ -2,7 +2,7 @@
 """Write open models: as workdirs, and as directories that Hugging Face's tools open."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,22 +99,13 @@ def write_hf(
         # Padding for a chip's sake; what came with padding goes with it.
         params = drop_rows(params, pieces)
         cfg = dataclasses.replace(cfg, vocab_size=pieces, pieces=0)
-    if not task and resolve.reads_before(config):
-        cli.say(
-            "not written: that masked tokens are predicted from the place before them; "
-            "transformers will look where they stand"
-        )
+    for what in _not_written(config, bool(task), pooled):
+        cli.say(f"not written: {what}")
     models = {"": (params, cfg)}
     if "generator" in params:
         from bertjax.objectives.electra import split_pair
 
         models = split_pair(params, cfg)
-    of_text = pooled.kind == "dense"
-    if of_text and pooled.pooling not in sentence_transformers.MODES.values():
-        cli.say(
-            f"not written: that vectors of sentences are made by {pooled.pooling}; "
-            "sentence-transformers will take the mean"
-        )
     for name, (part, cfg) in models.items():
         folder = into / name
         folder.mkdir(exist_ok=True)
@@ -126,11 +117,11 @@ def write_hf(
             model_type,
             raw,
             cli.say,
-            task.get("labels", ()),
-            hf_task_config.to_json(task, config, raw),
-            task_type.hf_class if task_type else "",
-            generation_config.from_json(meta.get("generation", {})),
-            tensors,
+            labels=task.get("labels", ()),
+            more=hf_task_config.to_json(task, config, raw),
+            hf_class=task_type.hf_class if task_type else "",
+            generation=generation_config.from_json(meta.get("generation", {})),
+            tensors=tensors,
         )
         types, longest = cfg.type_vocab_size > 1, cfg.max_length
         if between:  # texts are cut where the finetuned model cuts them
@@ -146,6 +137,21 @@ def write_hf(
         elif sentences and (has_own or not any(kinds)):
             sizes = cfg.hidden_size, cfg.max_length
             sentence_transformers.write(folder, pooled, *sizes, projection)
+
+
+def _not_written(config: Any, has_task: bool, how: Sentences) -> Iterator[str]:
+    """Yield what the files of other libraries have no place for."""
+    if not has_task and resolve.reads_before(config):
+        yield (
+            "that masked tokens are predicted from the place before them; transformers "
+            "will look where they stand"
+        )
+    modes = sentence_transformers.MODES.values()
+    if how.kind == "dense" and how.pooling not in modes:
+        yield (
+            f"that vectors of sentences are made by {how.pooling}; "
+            "sentence-transformers will take the mean"
+        )
 
 
 FORMS = {"bertjax": write_workdir, "hf": write_hf}

@@ -131,7 +131,7 @@ def check(config: ConfigDict) -> None:
     _check_data(config)
     resolve.encoder_config(config, vocab_size=1)
     registry.pick("data.plan", config.data.plan, make_plan.KINDS)
-    for name in writer.split_names(config.log.writers):
+    for name in registry.split_list(config.log.writers):
         writer.find_writer(name)
 
 

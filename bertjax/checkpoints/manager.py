@@ -22,7 +22,7 @@ import orbax.checkpoint as ocp
 
 from bertjax import RunError, UserError
 from bertjax.checkpoints import manifest
-from bertjax.parallel.sharding import path_name
+from bertjax.parallel.sharding import leaves_of, path_name
 from bertjax.parallel.watch import is_broken_collective
 from bertjax.storage.atomic import is_remote
 from bertjax.training.frozen import join
@@ -206,7 +206,7 @@ def _tree(folder: Any) -> Any:
 
 
 def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(leaf.shape) for name, leaf in _leaves(params).items()}
+    return {name: tuple(leaf.shape) for name, leaf in leaves_of(params).items()}
 
 
 def _joined_shapes(parts: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -216,11 +216,6 @@ def _joined_shapes(parts: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         more = shapes[name][0] if name in shapes else 0
         shapes[name] = (first + more, *rest)
     return shapes
-
-
-def _leaves(params: Any) -> dict[str, Any]:
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return {path_name(path): leaf for path, leaf in leaves}
 
 
 def describe(folder: Any) -> dict[str, tuple[int, ...]]:
@@ -249,7 +244,9 @@ def restore_params(folder: Any, abstract: Any = None, part: str = "params") -> A
     args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
     parts = _read(folder, item, args, partial=True)
     params = join(parts[part], parts.get("frozen"))
-    return params if abstract is None else place(abstract, _leaves(params).__getitem__)
+    if abstract is None:
+        return params
+    return place(abstract, leaves_of(params).__getitem__)
 
 
 def place(abstract: Any, read: Callable[[str], np.ndarray]) -> Any:

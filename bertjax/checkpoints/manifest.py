@@ -48,10 +48,13 @@ def as_path(path: str | Path) -> Any:
     return expand(path).absolute()
 
 
-def local_path(path: str, flag: str) -> Path:
-    """Return an absolute path on a disk of this machine. Raises UserError of a URL."""
+def local_path(path: str) -> Path:
+    """Return --workdir as an absolute path on a disk of this machine.
+
+    Raises UserError of a URL.
+    """
     if is_remote(path):
-        raise UserError(f"{flag}={path}: give a directory on a disk of this machine")
+        raise UserError(f"--workdir={path}: give a directory on a disk of this machine")
     return expand(path).absolute()
 
 

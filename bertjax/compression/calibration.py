@@ -7,25 +7,13 @@ import numpy as np
 
 from bertjax import UserError, counted
 from bertjax.assembly import batches, prepared_text
-from bertjax.assembly.models import LoadedModel
+from bertjax.assembly.models import LoadedModel, row_length
 from bertjax.config import cli, schema
 from bertjax.data.corpus.sources import parse_sources
 
 TOKENS = 2048  # padded tokens at once
 # Of the model's config: how its texts are read, and where stores of them are kept.
 SAME = ("cache", "text_field", "segmenter", "max_line_bytes", "lower_case")
-
-
-def row_length(opened: LoadedModel, length: int | None) -> int:
-    """Return the tokens of a row; None: 128, or what the model has. Raises UserError
-    for more than that."""
-    longest = opened.cfg.max_length
-    length = length or min(128, longest)
-    if length > longest:
-        raise UserError(
-            f"--length={length} is too long: the model has {longest} positions"
-        )
-    return length
 
 
 def read_calibration(
@@ -37,7 +25,7 @@ def read_calibration(
     Sentences follow each other until a row is full; the rows are spread over the text,
     the same ones in every call. Says where the text has fewer. Raises UserError.
     """
-    length = row_length(opened, length)
+    length = row_length(opened.cfg, length)
     parse_sources(text, "--text", "valid")  # whose messages name the flag
     config = schema.base()
     config.data.update({key: opened.config.data[key] for key in SAME})

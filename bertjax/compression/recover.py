@@ -19,10 +19,15 @@ from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError
 from bertjax.assembly.command_line import settle_config
-from bertjax.assembly.models import LoadedModel, check_encoder, open_model
+from bertjax.assembly.models import (
+    LoadedModel,
+    check_encoder,
+    open_model,
+    row_length,
+)
 from bertjax.assembly.open_teacher import as_teacher
 from bertjax.assembly.save_model import write_workdir
-from bertjax.compression.calibration import SAME, row_length
+from bertjax.compression.calibration import SAME
 from bertjax.compression.packed import Form
 from bertjax.compression.write_model import Small
 from bertjax.config import cli, schema
@@ -93,7 +98,7 @@ def check_recovery(opened: LoadedModel, how: Recovery) -> None:
     if not how.text:
         raise UserError("--text is missing: a model recovers on texts")
     parse_sources(how.text, "--text", "train")
-    row_length(opened, how.length)
+    row_length(opened.cfg, how.length)
 
 
 def recover(
@@ -153,7 +158,7 @@ def make_config(small: Small, how: Recovery, student: str, teacher: str) -> Conf
         config.objective = opened.config.objective
     else:
         config.data.update(train=how.text, plan="full_sentences")
-        config.data.length = row_length(opened, how.length)
+        config.data.length = row_length(opened.cfg, how.length)
         words = has_word_head(small)
         config.objective = "mlm+distil" if words else "distil:kl=0,cosine=1"
     config.batch_size = -(-BATCH // jax.device_count()) * jax.device_count()

@@ -33,8 +33,8 @@ class Pattern(NamedTuple):
         return f"{self.removed}:{self.group}" if self.group else f"{self.share:g}"
 
 
-def read_pattern(text: str, key: str = "--sparsity") -> Pattern:
-    """Read 0.5, or 2:4. Raises UserError naming `key`.
+def read_pattern(text: str) -> Pattern:
+    """Read 0.5, or 2:4. Raises UserError.
 
     >>> read_pattern("2:4")
     Pattern(share=0.5, group=4, removed=2)
@@ -46,7 +46,7 @@ def read_pattern(text: str, key: str = "--sparsity") -> Pattern:
     except ValueError:
         share = 0.0
     if not 0 < share < 1:
-        raise UserError(f"{key}={text}: give a share between 0 and 1, or 2:4")
+        raise UserError(f"--sparsity={text}: give a share between 0 and 1, or 2:4")
     return Pattern(share)
 
 

@@ -192,7 +192,7 @@ def read_weights(text: str) -> dict[str, float]:
     Raises UserError for what is no number above 0 and for a name given twice.
     """
     weights: dict[str, float] = {}
-    for entry in filter(None, (e.strip() for e in text.split(","))):
+    for entry in registry.split_list(text):
         name, sign, number = entry.partition("=")
         try:
             value = float(number)

@@ -215,11 +215,6 @@ def to_html(
     return "\n".join([*parts, "</pre></details></html>\n"])
 
 
-def stages_html(tokens: Sequence[Shown]) -> list[tuple[str, str]]:
-    """Return (stage, its line as HTML) of a row before, while and after masking."""
-    return [(stage, stage_html(tokens, stage)) for stage in STAGES]
-
-
 def stage_html(tokens: Sequence[Shown], stage: str) -> str:
     """Write a stage of a row as HTML."""
     return "".join(_token(t, stage) for t in tokens)

@@ -12,7 +12,7 @@ from bertjax.generation import beam, decode, marginal
 from bertjax.models import incremental
 from bertjax.objectives.rag import by_passage
 from bertjax.objectives.read import passage_log_probs
-from bertjax.parallel.sharding import constrain, gather_params
+from bertjax.parallel.sharding import gather_params, gather_rows
 from bertjax.tasks import prepare_task
 
 Batch = Mapping[str, jax.Array]
@@ -57,9 +57,7 @@ def with_texts(objective: Any, cfg: Any, tokens: Any, writing: Writing) -> Any:
             "generated_lengths": written.lengths,
             "generated_scores": written.scores,
         }
-        # Every process has the rows of all, for the metrics.
-        more = {k: constrain(v, " ".join("_" * v.ndim)) for k, v in more.items()}
-        return sums, outputs | more
+        return sums, outputs | gather_rows(more)
 
     return dataclasses.replace(objective, evaluate=evaluate)
 

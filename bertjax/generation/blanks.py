@@ -16,8 +16,6 @@ from bertjax.data.progress import Progress
 from bertjax.generation.options import Options
 from bertjax.generation.texts import Output
 
-__all__ = ["BlankModel", "fill_texts"]
-
 LOGITS_MB = 256  # of logits at once
 MASKS = ("[MASK]", "<mask>")  # blanks, of which a model has one
 

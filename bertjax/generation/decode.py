@@ -22,8 +22,6 @@ from bertjax.generation.pick import (
     pick_tokens,
 )
 
-__all__ = ["Decoder", "Ends", "Generated", "generate"]
-
 Batch = Mapping[str, Any]
 
 

@@ -23,8 +23,6 @@ from bertjax.tasks import prepare_task
 from bertjax.tasks.task_rows import Form
 from bertjax.tasks.task_type import get_task_type
 
-__all__ = ["goes_on", "head_of", "open_writer", "pick_way", "write"]
-
 Writer = TextModel | BlankModel
 
 
@@ -110,7 +108,6 @@ def open_left(opened: LoadedModel, lm: sequence_scorers.LanguageModel) -> TextMo
     return TextModel(
         *place_decoder(cfg, lm.params),
         tokenizer,
-        tokenizer.encode_with_masks,
         functools.partial(Side(begin).lay_out, tokenizer.encode_with_masks),
         Ends(ids.eos_token_id, pad),
         cfg.max_length,
@@ -129,7 +126,6 @@ def open_dialogue(opened: LoadedModel, placed: tuple[Any, Any]) -> TextModel:
     return TextModel(
         *place_decoder(cfg, params),
         tokenizer,
-        tokenizer.encode_with_masks,
         Side().lay_out,
         Ends((tokenizer.sep_id,), tokenizer.pad_id),
         rows.length,
@@ -151,7 +147,6 @@ def open_seq2seq(opened: LoadedModel, params: Any) -> TextModel:
     return TextModel(
         *place_decoder(cfg, params),
         tokenizer,
-        tokenizer.encode_with_masks,
         functools.partial(find_side(opened).lay_out, tokenizer.encode_with_masks),
         Ends(ids.eos_token_id, pad, ids.forced_eos_token_id),
         cfg.max_length,
@@ -178,7 +173,6 @@ def open_targets(opened: LoadedModel, params: Any) -> TextModel:
     return TextModel(
         *place_decoder(cfg, params),
         tokenizer,
-        tokenizer.encode_with_masks,
         functools.partial(lay_out_texts, opened, form, length),
         Ends((tokenizer.sep_id,), tokenizer.pad_id),
         cfg.max_length,

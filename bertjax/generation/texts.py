@@ -12,8 +12,6 @@ from bertjax import UserError
 from bertjax.data.progress import Progress
 from bertjax.generation.options import Options
 
-__all__ = ["Output", "Prompt", "Side", "TextModel", "cut_at_stop", "write_texts"]
-
 # A text; or of a finetuned model a row of its task, {column: text}.
 Prompt = str | Mapping[str, str]
 Encode = Callable[[str], list[int]]
@@ -42,12 +40,12 @@ class Side(NamedTuple):
 class TextModel(NamedTuple):
     """What writes from left to right.
 
-    decoder: generation.decode.Decoder; params: what it takes, on the device. encode: of
-    a text to ids. lay_out: of prompts to ids, special tokens included. start: None, or
-    of an encoder-decoder what its decoder's side begins with. context: the tokens of a
-    prompt see each other, as a prefix LM has it; causal_steps: attention_steps say that
-    they do not; else neither is in a batch. most: tokens that a row can have, of an
-    encoder-decoder those of either side.
+    decoder: generation.decode.Decoder; params: what it takes, on the device. lay_out:
+    of prompts to ids, special tokens included. start: None, or of an encoder-decoder
+    what its decoder's side begins with. context: the tokens of a prompt see each other,
+    as a prefix LM has it; causal_steps: attention_steps say that they do not; else
+    neither is in a batch. most: tokens that a row can have, of an encoder-decoder those
+    of either side.
     target: None, or of a model that has learnt to write a target for a text how long
     these are at most, in tokens; begin: what they begin with. arrange: in the place of
     lay_out, of prompts to arrays i32 [n] by name, of ids and what else a batch has of
@@ -57,7 +55,6 @@ class TextModel(NamedTuple):
     decoder: Any
     params: Any
     tokenizer: Any
-    encode: Encode
     lay_out: Callable[[Sequence[Any]], list[list[int]]]
     ends: Any
     most: int
@@ -100,7 +97,9 @@ def make_rows(
         ids    2 17 25 31        ids    17 25  1
                                  first   0 31
     """
-    forced = [*model.begin, *model.encode(options.prefix)] if options.prefix else []
+    forced = []
+    if options.prefix:
+        forced = [*model.begin, *model.tokenizer.encode_with_masks(options.prefix)]
     most, new = model.most, options.new_tokens
     if model.arrange is None:
         arranged = [{"input_ids": own} for own in model.lay_out(prompts)]

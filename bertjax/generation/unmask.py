@@ -25,8 +25,6 @@ from bertjax.generation.pick import (
     keep_likely,
 )
 
-__all__ = ["ORDERS", "Order", "Unmasked", "unmask"]
-
 Batch = Mapping[str, Any]
 # fill(params, batch) -> logits f32 [B, P, V] of the blanks at mlm_positions
 Fill = Callable[[Any, Batch], jax.Array]

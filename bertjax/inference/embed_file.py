@@ -28,15 +28,15 @@ __all__ = ["embed_file", "line_blocks"]
 BLOCK = 2**16  # lines
 
 
-def line_blocks(path: str, name: str, size: int = BLOCK) -> Iterator[list[str]]:
-    """Yield the lines of a file, `size` at a time, without their ends.
+def line_blocks(path: str, name: str) -> Iterator[list[str]]:
+    """Yield the lines of a file, BLOCK at a time, without their ends.
 
     name: of the file, for messages. Raises UserError, which names a line that is not
     UTF-8.
     """
     lines = _lines(path)
     first = 0
-    while block := [*islice(lines, size)]:
+    while block := [*islice(lines, BLOCK)]:
         text = tables.decode(b"\n".join(block), name, first)
         first += len(block)
         yield [line.removesuffix("\r") for line in text.split("\n")]

@@ -18,7 +18,7 @@ import numpy as np
 from bertjax.models import encoder, heads, stacked_layers
 from bertjax.models.nearest import split_rows
 from bertjax.models.pooling import POOLINGS, members_of, normalize_vectors
-from bertjax.objectives.token_head import PARAMS, sum_in_chunks
+from bertjax.objectives import token_head
 
 __all__ = [
     "hidden_states",
@@ -66,15 +66,8 @@ def token_log_likelihoods(
     never: an id of no probability. The logits are made in as many pieces as in training
     (cfg.max_logits_mb).
     """
-    head, word = params.get(PARAMS, {}), params["encoder"]["embeddings"]["word"]
-
-    def score(first: Any, hidden: Any, ids: Any) -> tuple[Any, Any]:
-        x = hidden.reshape(-1, hidden.shape[-1])
-        each = heads.log_likelihoods(head, word, cfg, x, ids.reshape(-1), never)
-        return (), each.reshape(ids.shape)
-
-    each = sum_in_chunks(score, cfg, (hidden, batch["truth"]))[1]
-    return batch["weights"] * each
+    how = params, cfg, hidden, batch["truth"], never
+    return batch["weights"] * token_head.log_likelihoods_in_chunks(*how)
 
 
 def pooled_vectors(
@@ -89,7 +82,7 @@ def term_weights(params: Any, cfg: Any, hidden: Any, batch: Any, active: int) ->
     """Return a row's largest weights of the vocabulary, "weights" f32 [B, active], and
     their pieces, "terms" i32 (SPLADE)."""
     word, is_text = params["encoder"]["embeddings"]["word"], members_of(batch)
-    head = params.get(PARAMS, {})
+    head = params.get(token_head.PARAMS, {})
     weights = heads.term_weights(head, word, cfg, hidden, is_text)[:, 0]
     largest, terms = jax.lax.top_k(weights, min(active, cfg.vocab_size))
     return {"weights": largest, "terms": terms}

@@ -10,7 +10,7 @@ from typing import Any
 from ml_collections.config_dict import ConfigDict
 
 from bertjax.assembly import batches as run_batches
-from bertjax.assembly import prepared_text, resolve, train_step
+from bertjax.assembly import prepared_text, train_step
 from bertjax.data.features import base as features
 from bertjax.measuring import topologies
 from bertjax.measuring.compile_steps import Target, versions
@@ -87,12 +87,8 @@ def sample_text(
     if not config.data.train:
         return expected_vocab_size(config), None
     tokenizer, parts, *_ = prepared_text.prepare(config, say)
-    needs = {name: o.needs for name, o in resolve.objectives_of(config).items()}
-    counts = prepared_text.count_tokens(parts)
-    tables = run_batches.make_tables(config, tokenizer, counts)
-    run = run_batches.make_run(config, needs, tokenizer, parts, tables)
     phases = []
-    for stage in run.course.stages:
+    for stage in run_batches.make_course(config, tokenizer, parts).stages:
         batches = [
             stage.batch(stage.start + i, slice(0, SAMPLE_ROWS))
             for i in range(SAMPLE_BATCHES)

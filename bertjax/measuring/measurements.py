@@ -280,11 +280,7 @@ def input_batches(config: ConfigDict) -> Any:
             expected_vocab_size(config), extra_ids=config.data.extra_ids
         )
         parts = {"train": store}
-    needs = {name: o.needs for name, o in resolve.objectives_of(config).items()}
-    counts = prepared_text.count_tokens(parts)
-    tables = run_batches.make_tables(config, tokenizer, counts)
-    run = run_batches.make_run(config, needs, tokenizer, parts, tables)
-    return run.course.stages[0]
+    return run_batches.make_course(config, tokenizer, parts).stages[0]
 
 
 def _facts(config: ConfigDict, vocab_size: int) -> dict[str, Any]:

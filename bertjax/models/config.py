@@ -46,7 +46,7 @@ def read_id_streams(written: str) -> dict[str, int]:
     Raises UserError for what is no name or number, or is given twice.
     """
     found: dict[str, int] = {}
-    for entry in filter(None, map(str.strip, written.split(","))):
+    for entry in registry.split_list(written):
         name, colon, number = entry.partition(":")
         is_number = number.isdecimal() and 1 <= int(number) <= MOST
         if name in found or not name.isidentifier() or (colon and not is_number):

@@ -17,6 +17,7 @@ from bertjax.models.row_chunks import count_row_chunks, map_rows
 from bertjax.objectives import ranking
 from bertjax.objectives.base import EVERYWHERE, Head
 from bertjax.objectives.ranking import HIDDEN, PRECISE, Ranking
+from bertjax.parallel.sharding import gather_rows
 
 NAME = "colbert"
 MOST_MB = 256  # of products of tokens, at once and on a device
@@ -82,7 +83,7 @@ def make_head(
         segments, slots = batch["segment_ids"], batch["cls_positions"].shape[1]
         numbers = jnp.arange(2, slots + 1)
         is_passage = segments[:, None, :] == numbers[:, None]
-        everyone = ranking.gather_rows(tokens), ranking.gather_rows(is_passage)
+        everyone = gather_rows(tokens), gather_rows(is_passage)
         scores = max_sim(tokens[:, :words], segments[:, :words] == 1, *everyone)
         return losses.sums({NAME: scores / temperature}, batch)
 

@@ -28,7 +28,7 @@ from bertjax.objectives.base import (
     Specs,
     Term,
 )
-from bertjax.parallel.sharding import constrain, gather_params, is_matrix
+from bertjax.parallel.sharding import gather_params, gather_rows, is_matrix
 
 
 def combine(heads: Sequence[Head], cfg: EncoderConfig) -> Objective:
@@ -180,9 +180,7 @@ class CombinedHeads:
                 for head, own in zip(self.heads, encoded, strict=True)
             ]
         )
-        # Every process has the rows of all, for the metrics.
-        outputs = {k: constrain(v, " ".join("_" * v.ndim)) for k, v in outputs.items()}
-        return self._add_up(params, encoded, batch, None), outputs
+        return self._add_up(params, encoded, batch, None), gather_rows(outputs)
 
     def flops(self, specs: Specs) -> float:
         """Count the encoder, and what heads say of their own."""

@@ -23,7 +23,7 @@ from bertjax.models.flops import head_flops
 from bertjax.models.layers import Params
 from bertjax.objectives.base import NO_TOKENIZER, Batch, Head, Labels, Sum
 from bertjax.objectives.entity_ranks import best_candidates, count_above
-from bertjax.objectives.losses import check_shapes
+from bertjax.objectives.losses import check_shapes, logits_of
 from bertjax.objectives.metrics import accuracy
 from bertjax.objectives.task_head import row_weights
 from bertjax.objectives.token_head import PARAMS, sum_in_chunks
@@ -38,7 +38,7 @@ def soft_cross_entropy(
     scores f32 [..., N]; right i32, weights f32 [...].
     """
     check_shapes(scores, right, weights)
-    own = jnp.take_along_axis(scores, right[..., None], -1, mode="clip")[..., 0]
+    own = logits_of(scores, right)
     each = jax.nn.logsumexp(scores, axis=-1) - gold * own
     if gold < 1:
         rest = (1.0 - gold) / max(scores.shape[-1] - 1, 1)

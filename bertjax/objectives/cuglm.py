@@ -30,9 +30,9 @@ from bertjax.models.typed_head import (
 from bertjax.objectives import nsp as next_segment
 from bertjax.objectives.base import NO_TOKENIZER, Batch, Head, Objective, Sum, TokenIds
 from bertjax.objectives.combine import combine
-from bertjax.objectives.losses import cross_entropy
+from bertjax.objectives.losses import cross_entropy, logits_of
 from bertjax.objectives.metrics import accuracy
-from bertjax.objectives.token_head import PARAMS, sum_in_chunks
+from bertjax.objectives.token_head import PARAMS, score_tokens, sum_in_chunks
 
 NAME = "cuglm"
 STREAM = "type"
@@ -174,16 +174,9 @@ def make_next_head(needs: frozenset[str], unk_id: int) -> Head:
         batch: Batch,
         rng: jax.Array | None,
     ) -> dict[str, Sum]:
-        word = params["encoder"]["embeddings"]["word"]
-
         def score(first: jax.Array | None, *arrays: jax.Array) -> tuple[Any, jax.Array]:
-            hidden, ids, weights = arrays
-            logits = heads.mlm_logits(params.get(PARAMS, {}), word, cfg, hidden)
-            terms = {
-                "lm_loss": cross_entropy(logits, ids, weights),
-                "lm_accuracy": accuracy(logits, ids, weights),
-            }
-            return terms, ranks(logits, ids)
+            terms, logits = score_tokens(params, cfg, *arrays, "lm")
+            return terms, ranks(logits, arrays[1])
 
         arrays = encoded.hidden, batch["lm_ids"], weigh(batch)
         terms, rank = sum_in_chunks(score, cfg, arrays)
@@ -211,7 +204,7 @@ def ranks(logits: jax.Array, ids: jax.Array) -> jax.Array:
 
     logits f32 [B, P, V], ids i32 [B, P].
     """
-    true = jnp.take_along_axis(logits, ids[..., None], axis=-1, mode="clip")
+    true = logits_of(logits, ids)[..., None]
     return jnp.sum(logits > true, axis=-1, dtype=jnp.int32)
 
 

@@ -16,8 +16,12 @@ def cross_entropy(logits: jax.Array, ids: jax.Array, weights: jax.Array) -> Sum:
     check_shapes(logits, ids, weights)
     peak = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
     norm = peak + jnp.log(jnp.sum(jnp.exp(logits - peak[..., None]), axis=-1))
-    true = jnp.take_along_axis(logits, ids[..., None], axis=-1, mode="clip")[..., 0]
-    return Sum(jnp.sum(weights * (norm - true)), jnp.sum(weights))
+    return Sum(jnp.sum(weights * (norm - logits_of(logits, ids))), jnp.sum(weights))
+
+
+def logits_of(logits: jax.Array, ids: jax.Array) -> jax.Array:
+    """Return the logit of each id: f32 [...], of logits [..., V] and ids i32 [...]."""
+    return jnp.take_along_axis(logits, ids[..., None], axis=-1, mode="clip")[..., 0]
 
 
 def z_loss_of(logits: jax.Array, weights: jax.Array) -> Sum:

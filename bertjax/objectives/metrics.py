@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.objectives.base import Sum
-from bertjax.objectives.losses import check_shapes
+from bertjax.objectives.losses import check_shapes, logits_of
 from bertjax.parallel.sharding import constrain
 
 # Logits are counted in bins this wide, those beyond the ends in the outermost ones.
@@ -21,9 +21,15 @@ def accuracy(logits: jax.Array, ids: jax.Array, weights: jax.Array) -> Sum:
     over V; exact ties count as right.
     """
     check_shapes(logits, ids, weights)
-    true = jnp.take_along_axis(logits, ids[..., None], axis=-1, mode="clip")[..., 0]
-    right = true >= jnp.max(logits, axis=-1)
+    right = logits_of(logits, ids) >= jnp.max(logits, axis=-1)
     return Sum(jnp.sum(weights * right), jnp.sum(weights))
+
+
+def nats_and_right(logits: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return -ln p of each id, f32, and whether it is the first guess, bool; [...] of
+    logits f32 [..., V] and ids i32 [...]."""
+    true = logits_of(logits, ids)
+    return jax.nn.logsumexp(logits, axis=-1) - true, true >= jnp.max(logits, axis=-1)
 
 
 class Ranking(NamedTuple):

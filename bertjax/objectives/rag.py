@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax import UserError
-from bertjax.models import decoder, encoder, heads
+from bertjax.models import decoder, encoder
 from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import without_pooler
 from bertjax.models.layers import Params
@@ -28,8 +28,8 @@ from bertjax.objectives.base import Batch, Labels, Objective, Sum, Term
 from bertjax.objectives.find_passages import Finder
 from bertjax.objectives.read import passage_log_probs
 from bertjax.objectives.task_head import row_weights
-from bertjax.objectives.token_head import PARAMS, sum_in_chunks
-from bertjax.parallel.sharding import constrain, gather_params
+from bertjax.objectives.token_head import log_likelihoods_in_chunks
+from bertjax.parallel.sharding import gather_params, gather_rows
 
 NAME = "rag"
 MARGINALS = "sequence", "token"
@@ -37,20 +37,12 @@ ROW = ("passage_scores", "passage_weights", "lm_ids", "lm_weights")  # of questi
 FOUND = "passage_numbers", "passage_scores"
 
 
-def target_log_probs(logits: jax.Array, ids: jax.Array) -> jax.Array:
-    """Return ln p(y_i | x, z, y<i), f32 [B, k, T], of logits f32 [B, k, T, V] and the
-    target's ids i32 [B, T]."""
-    likely = jax.nn.log_softmax(logits, axis=-1)
-    each = jnp.broadcast_to(ids[:, None, :, None], (*logits.shape[:3], 1))
-    return jnp.take_along_axis(likely, each, axis=-1)[..., 0]
-
-
 def sequence_log_probs(
     likely: jax.Array, passages: jax.Array, weights: jax.Array
 ) -> jax.Array:
     """Return RAG-Sequence's ln p(y | x), f32 [B].
 
-    likely: f32 [B, k, T], of `target_log_probs`; passages: ln p(z | x), f32 [B, k];
+    likely: f32 [B, k, T], of `read_targets`; passages: ln p(z | x), f32 [B, k];
     weights: 1 for the tokens of a target, f32 [B, T].
     """
     whole = jnp.sum(likely * weights[:, None], axis=2)
@@ -96,14 +88,7 @@ def read_targets(
         at = rows["lm_positions"]
         hidden = encoder.apply(params["encoder"], cfg, rows, rng, at=at).hidden
     ids = jnp.repeat(batch["lm_ids"], k, axis=0)
-    head, word = params.get(PARAMS, {}), params["encoder"]["embeddings"]["word"]
-
-    def score(first: Any, hidden: jax.Array, ids: jax.Array) -> tuple[Any, jax.Array]:
-        x = hidden.reshape(-1, hidden.shape[-1])
-        each = heads.log_likelihoods(head, word, cfg, x, ids.reshape(-1))
-        return (), each.reshape(ids.shape)
-
-    return sum_in_chunks(score, cfg, (hidden, ids))[1].reshape(b, k, -1)
+    return log_likelihoods_in_chunks(params, cfg, hidden, ids).reshape(b, k, -1)
 
 
 def make_objective(
@@ -163,13 +148,12 @@ def make_objective(
     def evaluate(params: Params, batch: Batch) -> tuple[dict[str, Term], Any]:
         params = gather_params(params, cfg.dtype, whole.shardings)
         batch = find(params, batch)
-        # Every process has the rows of all, for the metrics.
-        own = {k: constrain(batch[k], "_ _") for k in FOUND if k in batch and finder}
+        own = {k: batch[k] for k in FOUND if k in batch and finder}
         if "lm_ids" not in batch:  # rows that are to be answered
-            return {}, own
+            return {}, gather_rows(own)
         each = -log_probs(params, batch, None)
         found = Sum(jnp.sum(each), jnp.sum(own_weights(batch)))
-        return {f"{NAME}_loss": found}, own | {"nats": constrain(each, "_")}
+        return {f"{NAME}_loss": found}, gather_rows(own | {"nats": each})
 
     objective = dataclasses.replace(
         whole,

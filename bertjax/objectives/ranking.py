@@ -21,15 +21,10 @@ from bertjax.objectives.base import Batch, Sum
 from bertjax.objectives.losses import cross_entropy
 from bertjax.objectives.metrics import accuracy
 from bertjax.objectives.task_head import row_weights
-from bertjax.parallel.sharding import constrain
+from bertjax.parallel.sharding import gather_rows
 
 HIDDEN = -1e9  # the score of a passage that is no negative
 PRECISE = jax.lax.Precision.HIGHEST  # a TPU would round vectors to 8 bits
-
-
-def gather_rows(x: jax.Array) -> jax.Array:
-    """Put all rows on every device."""
-    return constrain(x, " ".join("_" * x.ndim))
 
 
 def hide_others(scores: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
@@ -41,7 +36,7 @@ def hide_others(scores: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
     negative has the score HIDDEN.
     """
     rows, each = batch["passage_numbers"].shape
-    numbers = constrain(batch["passage_numbers"].reshape(rows * each), "_")
+    numbers = gather_rows(batch["passage_numbers"].reshape(rows * each))
     answers = jnp.any(batch["relevant_numbers"][:, :, None] == numbers, axis=1)
     own = jnp.arange(rows, dtype=jnp.int32) * each
     others = jnp.arange(rows * each) != own[:, None]

@@ -30,9 +30,9 @@ from bertjax.models.layers import (
 )
 from bertjax.objectives.base import Batch, Objective, Specs, Sum, Term
 from bertjax.objectives.losses import cross_entropy
-from bertjax.objectives.metrics import accuracy
+from bertjax.objectives.metrics import accuracy, nats_and_right
 from bertjax.objectives.token_head import PARAMS, score_tokens, sum_in_chunks
-from bertjax.parallel.sharding import constrain, gather_params
+from bertjax.parallel.sharding import constrain, gather_params, gather_rows
 
 BOX = 4  # x1, y1, x2, y2 as shares of the image
 # What rows are about -> what the names of its terms begin with.
@@ -228,8 +228,7 @@ def score(
         outputs |= of_words
     else:
         terms = {}
-    # Every process has the rows of all, for the metrics.
-    return terms, {k: constrain(v, " ".join("_" * v.ndim)) for k, v in outputs.items()}
+    return terms, gather_rows(outputs)
 
 
 def score_words(
@@ -239,10 +238,8 @@ def score_words(
 
     def one(first: Any, hidden: Any, ids: Any, weights: Any) -> tuple[Any, Any]:
         terms, logits = score_tokens(params, cfg, hidden, ids, weights)
-        true = jnp.take_along_axis(logits, ids[..., None], -1, mode="clip")[..., 0]
-        nats = jax.nn.logsumexp(logits, axis=-1) - true
-        right = (true >= jnp.max(logits, axis=-1)).astype(jnp.float32)
-        return terms, {"word_nats": nats, "word_right": right}
+        nats, right = nats_and_right(logits, ids)
+        return terms, {"word_nats": nats, "word_right": right.astype(jnp.float32)}
 
     arrays = hidden, batch["mlm_ids"], batch["mlm_weights"]
     terms, each = sum_in_chunks(one, cfg, arrays)

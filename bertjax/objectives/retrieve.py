@@ -20,6 +20,7 @@ from bertjax.objectives.losses import kl_divergence
 from bertjax.objectives.ranking import PRECISE, Ranking
 from bertjax.objectives.task_head import row_weights
 from bertjax.objectives.teacher import Soft, Teacher
+from bertjax.parallel.sharding import gather_rows
 
 NAME = "retrieve"
 
@@ -42,7 +43,7 @@ def product_scores(texts: jax.Array, temperature: float) -> jax.Array:
     texts: their vectors, f32 [B, S, D].
     """
     # Every device sees the passages of all.
-    passages = ranking.gather_rows(texts[:, 1:].reshape(-1, texts.shape[-1]))
+    passages = gather_rows(texts[:, 1:].reshape(-1, texts.shape[-1]))
     with jax.named_scope("scores"):
         return jnp.matmul(texts[:, 0], passages.T, precision=PRECISE) / temperature
 

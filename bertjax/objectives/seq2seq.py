@@ -22,9 +22,10 @@ from bertjax.models.layers import Params
 from bertjax.objectives import denoise
 from bertjax.objectives.base import Batch, Labels, Objective, Term
 from bertjax.objectives.combine import combine
+from bertjax.objectives.metrics import nats_and_right
 from bertjax.objectives.task_head import row_weights
 from bertjax.objectives.token_head import make_token_head, score_tokens, sum_in_chunks
-from bertjax.parallel.sharding import constrain, gather_params
+from bertjax.parallel.sharding import gather_params, gather_rows
 
 NAME = "lm"  # of its arrays and terms
 
@@ -80,9 +81,7 @@ def of_decoder(cfg: EncoderConfig) -> Objective:
     def evaluate(params: Params, batch: Batch) -> tuple[dict[str, Term], Any]:
         params, encoded = run(params, batch, None)
         own = outputs(params, cfg, encoded, batch)
-        # Every process has the rows of all, for the metrics.
-        own = {name: constrain(values, "_") for name, values in own.items()}
-        return head.sums(params, cfg, encoded, batch, None), own
+        return head.sums(params, cfg, encoded, batch, None), gather_rows(own)
 
     return Objective(
         init=functools.partial(denoise.init, cfg),
@@ -109,9 +108,7 @@ def outputs(
 
     def score(first, hidden, ids, weights):
         _, logits = score_tokens(params, cfg, hidden, ids, weights, NAME)
-        true = jnp.take_along_axis(logits, ids[..., None], -1, mode="clip")[..., 0]
-        nats = jax.nn.logsumexp(logits, axis=-1) - true
-        right = true >= jnp.max(logits, axis=-1)
+        nats, right = nats_and_right(logits, ids)
         return (), {"nats": weights * nats, "right": weights * right}
 
     arrays = encoded.hidden, batch[f"{NAME}_ids"], batch[f"{NAME}_weights"]

@@ -123,6 +123,27 @@ def score_tokens(
     return terms, logits
 
 
+def log_likelihoods_in_chunks(
+    params: Params,
+    cfg: EncoderConfig,
+    hidden: jax.Array,
+    ids: jax.Array,
+    never: int | None = None,
+) -> jax.Array:
+    """Return ln p of ids i32 [B, P] by hidden [B, P, D], in pieces: f32 [B, P].
+
+    never: an id of no probability.
+    """
+    head, word = params.get(PARAMS, {}), params["encoder"]["embeddings"]["word"]
+
+    def score(first: Any, hidden: jax.Array, ids: jax.Array) -> tuple[Any, jax.Array]:
+        x = hidden.reshape(-1, hidden.shape[-1])
+        each = heads.log_likelihoods(head, word, cfg, x, ids.reshape(-1), never)
+        return (), each.reshape(ids.shape)
+
+    return sum_in_chunks(score, cfg, (hidden, ids))[1]
+
+
 def sum_in_chunks(
     score: Callable[..., tuple[Any, Any]],
     cfg: EncoderConfig,

@@ -77,6 +77,12 @@ def path_name(path: Path) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
+def leaves_of(tree: Any) -> dict[str, Any]:
+    """Return the leaves of a tree by path_name."""
+    found = jax.tree_util.tree_leaves_with_path(tree)
+    return {path_name(path): leaf for path, leaf in found}
+
+
 def keys(path: Path) -> list[Any]:
     """Return the names along a pytree's path, None for what has none."""
     return [getattr(entry, "key", None) for entry in path]
@@ -258,6 +264,14 @@ def constrain(x: jax.Array, axes: str) -> jax.Array:
     nothing where no mesh is set, so models run anywhere.
     """
     return _pin(x, spec(axes, ACTIVATIONS))
+
+
+def gather_rows(arrays: Any) -> Any:
+    """Put all rows of a tree of arrays on every device, inside jit.
+
+    Losses over a whole batch need them, and metrics: every process has the rows of all.
+    """
+    return jax.tree.map(lambda x: constrain(x, " ".join("_" * x.ndim)), arrays)
 
 
 def size_along(axis: str) -> int:

@@ -19,7 +19,7 @@ from bertjax.data.corpus.line_repair import Counts
 from bertjax.data.corpus.sources import named_sources, parse_sources
 from bertjax.generation import dialogues, open_writer
 from bertjax.generation.options import Options
-from bertjax.scoring.scorer import Scores, scores_of_sets
+from bertjax.scoring.scorer import Scores, scores_of_sets, text_to_score
 from bertjax.tasks.text_metrics import SHARES
 
 FLAGS = ("examples", "rank", "top_k")
@@ -39,11 +39,7 @@ def score(args: Any, path: str, flag: str) -> Scores:
             f"--what=answers: {path} answers no conversations (objective="
             f"{config.objective})"
         )
-    text, key = (
-        (args.text, "--text") if args.text else (config.data.valid, "data.valid")
-    )
-    if not text:
-        raise UserError("data.valid is empty in this run's config: give --text=FILES")
+    text, key = text_to_score(args, config)
     config.dtype = args.dtype
     most = config.eval.examples if args.examples is None else args.examples
     wanted = Options(rank=args.rank, top_k=args.top_k, batch_size=args.batch_size or 32)

@@ -15,6 +15,7 @@ import numpy as np
 
 from bertjax import UserError
 from bertjax.assembly import prepared_text
+from bertjax.assembly.models import row_length
 from bertjax.config import cli
 from bertjax.data import counter_rng
 from bertjax.data.corpus.documents import Document, refuse_empty
@@ -23,7 +24,14 @@ from bertjax.data.corpus.sources import named_sources, parse_sources
 from bertjax.data.token_store.cache import open_cache
 from bertjax.data.token_store.encoding import Block, encode_block, pieces
 from bertjax.scoring.confidence import half_width
-from bertjax.scoring.scorer import Scores, heading, identify, join_sets, value_lines
+from bertjax.scoring.scorer import (
+    Scores,
+    heading,
+    identify,
+    join_sets,
+    text_to_score,
+    value_lines,
+)
 from bertjax.scoring.sequence_scorers import LanguageModel
 from bertjax.scoring.token_rows import Window, cut_windows
 
@@ -69,12 +77,7 @@ def read_layout(
     specials: tokens of a window that are no text; unscored: those of the text that it
     gives no probability to. Raises UserError.
     """
-    most = lm.cfg.max_length
-    length = args.length or lm.longest
-    if length > most:
-        raise UserError(
-            f"--length={length} is too long: the model has {most} positions"
-        )
+    length = row_length(lm.cfg, args.length, lm.longest)
     room = length - specials
     widest = room - unscored
     if widest < 1:
@@ -94,9 +97,7 @@ def read_sets(
 ) -> Iterator[tuple[str, list[Text]]]:
     """Yield (name, documents) of --text, or of the run's data.valid. UserError."""
     data = lm.config.data
-    value, key = (args.text, "--text") if args.text else (data.valid, "data.valid")
-    if not value:
-        raise UserError("data.valid is empty in this run's config: give --text=FILES")
+    value, key = text_to_score(args, lm.config)
     prepared_text.settle_cache(lm.config, cli.say)
     cache = os.fspath(open_cache(data.cache).root)
     for name, part in named_sources(value, key).items():

@@ -5,9 +5,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bertjax import UserError
+from bertjax import UserError, registry
 from bertjax.data.corpus import files
-from bertjax.data.corpus.sources import expand_paths, split_sources
+from bertjax.data.corpus.sources import expand_paths
 
 # What a scorer's sums are called before log_likelihood and perplexity.
 KINDS = {"pll": "pseudo_", "mntp": "pseudo_", "elbo": "bound_of_"}
@@ -31,7 +31,7 @@ def read_lines(value: str) -> Iterator[Line]:
 
     Raises UserError naming what is missing, damaged or not UTF-8.
     """
-    for entry in split_sources(value):
+    for entry in registry.split_list(value):
         for path in expand_paths(entry, "--text"):
             files.read_head(path, "--text")
             content = b"".join(files.unpacked(path)).removeprefix(b"\xef\xbb\xbf")

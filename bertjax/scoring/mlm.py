@@ -15,7 +15,14 @@ from bertjax.assembly import models, resolve
 from bertjax.data.corpus.sources import named_sources, parse_sources
 from bertjax.data.masking import mask_weights
 from bertjax.data.masking.presets import UNITS
-from bertjax.scoring.scorer import Scores, heading, identify, join_sets, value_lines
+from bertjax.scoring.scorer import (
+    Scores,
+    heading,
+    identify,
+    join_sets,
+    text_to_score,
+    value_lines,
+)
 from bertjax.scoring.sequence_scorers import fills_masks, find_scorers, unlearnt
 from bertjax.storage import atomic
 
@@ -64,12 +71,7 @@ def score(args: Any, path: str, flag: str) -> Scores:
     models.check_masked_lm(opened, f"--what=mlm: {path}", then)
     unit = args.mask_unit or "token"
     registry.pick("--mask_unit", unit, UNITS)
-    longest = opened.cfg.max_length
-    length = args.length or min(128, longest)
-    if length > longest:
-        raise UserError(
-            f"--length={length} is too long: the model has {longest} positions"
-        )
+    length = models.row_length(opened.cfg, args.length)
     # Whatever the run's objective, phases, plan and masking were, two configs with one
     # text and tokenizer now make the same batches (batches.make_eval_batches).
     config.objective, config.phases = "mlm", ""
@@ -102,13 +104,11 @@ def score_rows(
     """
     config, meta = opened.config, opened.meta
     config.dtype = args.dtype
+    config.data.valid, key = text_to_score(args, config)
     if args.text:
-        for part in named_sources(args.text, "--text").values():
-            parse_sources(part, "--text", "valid")  # whose messages name the flag
-        config.data.valid = args.text
+        for part in named_sources(args.text, key).values():
+            parse_sources(part, key, "valid")  # whose messages name the flag
         config.data.group_field = ""  # the text has what names the flag gives it
-    if not config.data.valid:
-        raise UserError("data.valid is empty in this run's config: give --text=FILES")
     params = opened.read_params(head, args.weights)
     from bertjax.scoring import mlm_loss  # which needs jax
 

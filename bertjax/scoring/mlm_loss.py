@@ -22,6 +22,7 @@ from bertjax.data.tokenizers.tokenizer import BYTES
 from bertjax.inference import fill_blanks
 from bertjax.interop.hf_read import Imported
 from bertjax.models import encoder, heads
+from bertjax.objectives.losses import logits_of
 from bertjax.objectives.make_objective import make_objective
 from bertjax.objectives.token_head import sum_in_chunks
 from bertjax.scoring.confidence import Calibration, half_width
@@ -70,10 +71,7 @@ def evaluate(
     # What the two have in common the compiler computes once: of mlm alone all.
     run = jax.jit(lambda params, x: (sums(params, x), guess and guess(params, x)))
     params = jax.device_put(params)
-    counts = log_unigram = None  # of each piece in the training text, if that is known
-    if not isinstance(checkpoint, Imported):
-        file = checkpoint.parents[1] / "unigram.npy"
-        counts = np.load(io.BytesIO(file.read_bytes())) if file.exists() else None
+    counts, log_unigram = read_counts(checkpoint), None
     if counts is not None:  # one added to each so that none is impossible
         log_unigram = np.log((counts + 1) / (counts.sum() + len(counts)))
     characters = count_characters(tokenizer)
@@ -113,6 +111,14 @@ def evaluate(
     return out
 
 
+def read_counts(checkpoint: Any) -> np.ndarray | None:
+    """Return how often the training text has each piece, [V]; None if nobody knows."""
+    if isinstance(checkpoint, Imported):
+        return None
+    file = checkpoint.parents[1] / "unigram.npy"
+    return np.load(io.BytesIO(file.read_bytes())) if file.exists() else None
+
+
 def read_before(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Predict what is masked one place to the left, i32 [B, P]; unused slots stay."""
     moved = batch["mlm_positions"] - (batch["mlm_weights"] > 0)
@@ -137,7 +143,7 @@ def make_guesser(cfg: Any) -> Callable[[Any, Any], dict[str, Any]]:
 
         def score(first: Any, hidden: Any, ids: Any) -> tuple[Any, dict[str, Any]]:
             logits = heads.mlm_logits(params["mlm"], word, own, hidden)
-            true = jnp.take_along_axis(logits, ids[..., None], -1, mode="clip")[..., 0]
+            true = logits_of(logits, ids)
             peak = jnp.max(logits, axis=-1)
             norm = peak + jnp.log(jnp.sum(jnp.exp(logits - peak[..., None]), axis=-1))
             return (), {

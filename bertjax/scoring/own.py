@@ -12,7 +12,7 @@ from bertjax.config import cli
 from bertjax.data.corpus.sources import named_sources
 from bertjax.inference import predict_rows
 from bertjax.scoring import mlm, retrieval
-from bertjax.scoring.scorer import Scores, scores_of_sets
+from bertjax.scoring.scorer import Scores, scores_of_sets, text_to_score
 from bertjax.tasks.task_rows import Rows, check_label
 from bertjax.tasks.task_type import find_task_type, get_task_type
 
@@ -57,11 +57,7 @@ def score_task(args: Any, path: str, flag: str, opened: models.LoadedModel) -> S
     if args.label:
         model = model._replace(form=model.form._replace(label=args.label))
     check_label(model.form.keys(flags=True))
-    text, key = args.text, "--text"
-    if not text:
-        text, key = model.config.data.valid, "data.valid"
-    if not text:
-        raise UserError("data.valid is empty in this model's config: give --text=FILES")
+    text, key = text_to_score(args, model.config)
     if get_task_type(model.config.objective).masks:
         sets = score_masked(model, labelled_rows(model, text, key), args.batch_size)
         return scores_of_sets(sets, args, opened[-1])

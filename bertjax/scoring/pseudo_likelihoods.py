@@ -38,22 +38,18 @@ class Score(NamedTuple):
 
 def score_texts(
     cfg: Any,
-    params: Any,
     tokenizer: Any,
     texts: Sequence[str],
-    variant: str = "original",
-    batch_size: int | None = None,
-    score: Callable[[Sequence[Sequence[int]]], list[float]] | None = None,
+    score: Callable[[Sequence[Sequence[int]]], list[float]],
 ) -> list[Score]:
     """Score each text, as [CLS] text [SEP]; what is in it does not act on others.
 
     Texts of the same tokens get the same score, bit for bit. Special tokens written in
-    a text are plain text. score: another way than that of `make_scorer`. Raises
-    UserError for a model that gives NaN.
+    a text are plain text. score: of `make_scorer`, or another way. Raises UserError
+    for a model that gives NaN.
     """
     encoded = [tuple(ids) for ids in tokenizer.encode_batch(list(texts))]
     fitting = [ids for ids in encoded if 0 < len(ids) <= cfg.max_length - 2]
-    score = score or make_scorer(cfg, params, tokenizer, variant, batch_size)
     # Each once: minimal pairs share sentences, and what is the same has to tie.
     distinct = list(dict.fromkeys(fitting))
     known = dict(zip(distinct, score(distinct), strict=True))

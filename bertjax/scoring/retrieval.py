@@ -8,7 +8,7 @@ import numpy as np
 
 from bertjax import UserError, counted, registry
 from bertjax.config import cli
-from bertjax.data.corpus.sources import named_sources, split_sources
+from bertjax.data.corpus.sources import named_sources
 from bertjax.inference import embed_texts
 from bertjax.inference.cross_encoder import CrossEncoder, rerank
 from bertjax.scoring.confidence import half_width
@@ -76,7 +76,7 @@ def score(args: Any, path: str, flag: str) -> Scores:
     for them; those of tokens by MaxSim. --precision: also in fewer bytes; --rerank: the
     first --depth in the order of a cross-encoder. --mine writes hard negatives.
     """
-    kinds = [name for name in split_sources(args.precision or "") if name]
+    kinds = registry.split_list(args.precision or "")
     for name in kinds:
         registry.pick("--precision", name, search.PRECISIONS)
     from bertjax.inference.device_search import place  # which needs jax
@@ -234,17 +234,3 @@ def say_cut(model: embed_texts.Embedder, cut: int) -> None:
     """Say how many texts were cut."""
     if cut:
         cli.say(f"{cut:,} texts cut at {model.how.longest} tokens")
-
-
-def comparable_vectors(
-    model: Any, texts: list[str], batch_size: int, dtype: Any = np.float32
-) -> np.ndarray:
-    """Return vectors [n, D] whose inner products compare texts as the model does.
-
-    They have length 1, but of a model made for inner products. Says how many texts were
-    cut.
-    """
-    vectors, cut = model.embed(texts, batch_size)
-    say_cut(model, cut)
-    vectors = vectors.astype(dtype)
-    return vectors if model.how.dot else embed_texts.normalized(vectors)

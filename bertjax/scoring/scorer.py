@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from ml_collections.config_dict import ConfigDict
+
 from bertjax import UserError, counted, registry
-from bertjax.data.corpus.sources import split_sources
 from bertjax.scoring import SUPPORT
 
 
@@ -41,6 +42,19 @@ def load_scorer(name: str) -> ModuleType:
 def scorer_names() -> list[str]:
     """Return the names that --what takes, without importing the scorers."""
     return [name for name in registry.names(__package__) if name not in SUPPORT]
+
+
+def text_to_score(args: Any, config: ConfigDict) -> tuple[str, str]:
+    """Return --text, or else the run's data.valid, and the name of what gave it.
+
+    Raises UserError where both are empty.
+    """
+    text, key = (
+        (args.text, "--text") if args.text else (config.data.valid, "data.valid")
+    )
+    if not text:
+        raise UserError("data.valid is empty in this run's config: give --text=FILES")
+    return text, key
 
 
 def identify(args: Any, meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,7 +105,7 @@ def number(value: float) -> str:
 
 def two_columns(text: str, what: str) -> list[str]:
     """Return the two names of --columns. Raises UserError otherwise."""
-    names = split_sources(text)
+    names = registry.split_list(text)
     if len(names) != 2:
         raise UserError(
             f"--columns={text} has {counted(len(names), 'name')}: give two, {what}"

@@ -274,7 +274,5 @@ def score_texts(
     options: Options = DEFAULT,
 ) -> list[pseudo_likelihoods.Score]:
     """Score each text by itself; see pseudo_likelihoods.score_texts."""
-    make = SCORERS[scorer](lm, options)
-    return pseudo_likelihoods.score_texts(
-        lm.cfg, lm.params, lm.tokenizer, list(texts), score=make
-    )
+    score = SCORERS[scorer](lm, options)
+    return pseudo_likelihoods.score_texts(lm.cfg, lm.tokenizer, list(texts), score)

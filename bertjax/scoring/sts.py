@@ -15,7 +15,7 @@ from bertjax.config import cli
 from bertjax.data.corpus.sources import named_sources
 from bertjax.inference import embed_texts
 from bertjax.scoring.confidence import correlation_half_width
-from bertjax.scoring.retrieval import comparable_vectors
+from bertjax.scoring.retrieval import say_cut
 from bertjax.scoring.scorer import Scores, scores_of_sets, two_columns
 from bertjax.tasks import metrics
 from bertjax.tasks.tables import read_rows
@@ -82,9 +82,13 @@ def correlations(
 
     model: an Embedder; texts, scores: as `read_pairs` returns them. Vectors are
     compared by the cosine, or by inner products where the model was made for them,
-    which the names of the correlations end in.
+    which the names of the correlations end in. Says how many texts were cut.
     """
-    vectors = comparable_vectors(model, texts, batch_size, np.float64)
+    vectors, cut = model.embed(texts, batch_size)
+    say_cut(model, cut)
+    vectors = vectors.astype(np.float64)
+    if not model.how.dot:
+        vectors = embed_texts.normalized(vectors)
     similarity = np.einsum("nd,nd->n", *np.split(vectors, 2))
     how = "dot" if model.how.dot else "cosine"
     values: dict[str, float] = {"pairs": len(similarity)}

@@ -36,14 +36,14 @@ def broadcast_shapes(inputs: Sequence[Value]) -> tuple[Any, ...]:
 
 
 # ---------------------------------------------------------------- element by element
-def elementwise(op: str, *fixed: Any, dtype: Any = None) -> Lower:
+def elementwise(op: str, *fixed: Any) -> Lower:
     """Lower to one operator that broadcasts; fixed: further inputs, constants."""
 
     def lower(graph: Graph, inputs: list[Value], eqn: Any) -> list[Value]:
         kind = eqn.outvars[0].aval.dtype
         more = [graph.constant(np.array(x, inputs[0].dtype)) for x in fixed]
         shape = broadcast_shapes(inputs)
-        return [simplify(graph, graph.emit(op, [*inputs, *more], shape, dtype or kind))]
+        return [simplify(graph, graph.emit(op, [*inputs, *more], shape, kind))]
 
     return lower
 

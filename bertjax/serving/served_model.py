@@ -16,8 +16,6 @@ from bertjax.interop.sentence_transformers import Sentences
 from bertjax.models.config import EncoderConfig
 from bertjax.tasks.task_type import get_task_type
 
-__all__ = ["ServedModel", "make_served"]
-
 BLANKS = "mlm_positions"
 Run = Callable[[Any, Mapping[str, Any]], dict[str, Any]]
 # Our heads -> what the field calls their tasks.

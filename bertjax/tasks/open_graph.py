@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import counted
-from bertjax.data.corpus.sources import expand_paths, named_sources, split_sources
+from bertjax import counted, registry
+from bertjax.data.corpus.sources import expand_paths, named_sources
 from bertjax.tasks import tables, triple_files
 from bertjax.tasks.graphs import Graph, check_queries
 from bertjax.tasks.tables import Say, silent
@@ -25,7 +25,7 @@ SETTINGS = ("paths", "descriptions", "disambiguate", "pads", "target_length")
 
 def check(config: ConfigDict) -> None:
     """Refuse what completion cannot do. Raises UserError."""
-    for entry in split_sources(config.data.entities):
+    for entry in registry.split_list(config.data.entities):
         expand_paths(entry, "data.entities", pattern=triple_files.WANTED)
 
 

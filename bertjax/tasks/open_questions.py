@@ -15,31 +15,29 @@ from bertjax.tasks.tables import Columns, Row, Say, silent
 from bertjax.tasks.task_rows import ASKING
 
 
-def parse_questions(
-    text: str, name: str, column: str = "question", say: Say = silent
-) -> list[dict[str, Any]]:
+def parse_questions(text: str, name: str, say: Say = silent) -> list[dict[str, Any]]:
     """Read SQuAD's JSON, of which contexts are left out; or JSON lines with a question,
     whose other cells stay as they are; else a question a line.
 
-    Returns objects with that column, and of SQuAD `id` and `answers`. Raises UserError,
-    naming the place.
+    Returns objects with a `question`, and of SQuAD `id` and `answers`. Raises
+    UserError, naming the place.
     """
     is_json = tables.is_json(name) or text.lstrip()[:1] == "{"
     if is_json and '"paragraphs"' in text and '"qas"' in text:
         asked = squad_files.questions_of(load_json(text, name), name)
         return [
-            {"id": q.id, column: q.text, "answers": [*dict.fromkeys(q.answers)]}
+            {"id": q.id, "question": q.text, "answers": [*dict.fromkeys(q.answers)]}
             for q in asked.questions
         ]
     if is_json:
-        rows = tables.parse_rows(text, "json", name, {"question": column}, say)
+        rows = tables.parse_rows(text, "json", name, {"question": "question"}, say)
         found = [(dict(row.cells), row.place) for row in rows]
         for cells, place in found:
-            if not isinstance(cells[column], str):
-                raise UserError(f"{place}: {column} has to be a text")
+            if not isinstance(cells["question"], str):
+                raise UserError(f"{place}: question has to be a text")
         return [cells for cells, _ in found]
     lines = [line.strip() for line in text.split("\n")]
-    return [{column: line} for line in lines if line]
+    return [{"question": line} for line in lines if line]
 
 
 def read_found(value: str, key: str, columns: Columns, say: Say = silent) -> list[Row]:

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertjax import UserError
-from bertjax.data.corpus.sources import expand_paths, split_sources
+from bertjax import UserError, registry
+from bertjax.data.corpus.sources import expand_paths
 from bertjax.storage import atomic
 from bertjax.storage.paths import expand
 from bertjax.tasks import search, tables
@@ -195,7 +195,7 @@ def read_passages(value: str, key: str, words: int | None, say: Say) -> list[Pas
     """
     found: list[Passage] = []
     paths: list[str] = []
-    entries = split_sources(value)
+    entries = registry.split_list(value)
     for entry in entries:
         folder = expand(entry)
         if folder.is_dir():

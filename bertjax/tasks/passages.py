@@ -17,7 +17,6 @@ from typing import Any
 
 from bertjax import UserError, counted, registry
 from bertjax.data.corpus import files
-from bertjax.data.corpus.sources import split_sources
 from bertjax.tasks import tables
 from bertjax.tasks.tables import Columns, Say
 from bertjax.tasks.text_rows import WHOLE
@@ -60,7 +59,7 @@ def read_collections(
     UserError, naming file and line.
     """
     whole = Collection()
-    for entry in split_sources(value):
+    for entry in registry.split_list(value):
         path = locate(entry, key)
         if folder := _folder(path):
             one = _read_folder(path, folder, say)

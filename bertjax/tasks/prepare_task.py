@@ -16,7 +16,6 @@ from bertjax.data.corpus.sources import (
     expand_paths,
     named_sources,
     report_repeats,
-    split_sources,
 )
 from bertjax.data.token_store.prepare_data import Prepared
 from bertjax.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
@@ -70,7 +69,9 @@ def _settle_named(config: ConfigDict, overrides: Any) -> None:
     usual |= {k: ",".join(getattr(task, k)) for k in ("labels", "metrics", "choices")}
     for key, value in usual.items():
         config.task[key] = config.task[key] or value
-    files = [s for s in split_sources(config.data.train) if not s.startswith("tfds:")]
+    files = [
+        s for s in registry.split_list(config.data.train) if not s.startswith("tfds:")
+    ]
     if files and task.valid and not config.data.valid and "data.valid" not in overrides:
         raise UserError(
             f"data.valid is empty: data.train={config.data.train} is not "
@@ -126,7 +127,7 @@ def check_task(config: ConfigDict) -> None:
             )
     task_type.check(config)
     check_label(make_form(config).keys())
-    for name in split_sources(task.metrics):
+    for name in registry.split_list(task.metrics):
         registry.pick("task.metrics", name, dict.fromkeys(task_type.metrics))
 
 
@@ -174,7 +175,9 @@ def locate(config: ConfigDict, side: str) -> dict[str, list[str]]:
         return expand_paths(file, key, pattern=pattern)
 
     parts = named_sources(config.data[side], key).items()
-    return {name: [*chain(*map(paths, split_sources(part)))] for name, part in parts}
+    return {
+        name: [*chain(*map(paths, registry.split_list(part)))] for name, part in parts
+    }
 
 
 def tell(
@@ -199,7 +202,7 @@ def rename(config: ConfigDict, columns: str) -> None:
     of their list, stay as they are.
     """
     task_type = get_task_type(config.objective)
-    most, names = task_type.text_columns, split_sources(columns)
+    most, names = task_type.text_columns, registry.split_list(columns)
     if not names:
         raise UserError(f"--columns={columns} names no column")
     names = task_type.name_columns(config, names)
@@ -230,8 +233,8 @@ def make_form(config: ConfigDict) -> Form:
     usual = task_type.default_metrics or task_type.metrics
     columns = tuple(filter(None, (task.text, task.text_pair)))
     if task.choices:
-        columns = task.text, task.text_pair, *split_sources(task.choices)
-    labels = split_sources(task.labels)
+        columns = task.text, task.text_pair, *registry.split_list(task.choices)
+    labels = registry.split_list(task.labels)
     if twice := [name for name in labels if labels.count(name) > 1]:
         raise UserError(f"task.labels={task.labels}: {twice[0]!r} occurs twice")
     label = task_type.label_key
@@ -240,7 +243,7 @@ def make_form(config: ConfigDict) -> Form:
         label=task[label],
         labels=tuple(labels),
         separators=separators(config),
-        metrics=tuple(split_sources(task.metrics)) or usual,
+        metrics=tuple(registry.split_list(task.metrics)) or usual,
         limits=Limits(*(task[key] for key in Limits._fields)),
         asking=Asking(label=f"task.{label}"),
         targets=targets_of(config) if task_type.generates else None,

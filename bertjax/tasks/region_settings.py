@@ -68,7 +68,7 @@ def read_groups(text: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
     (('number', ('one', 'two')), ('shape', ('circle',)))
     """
     groups: dict[str, tuple[str, ...]] = {}
-    for entry in filter(None, (part.strip() for part in text.split(","))):
+    for entry in registry.split_list(text):
         name, _, words = entry.partition(":")
         found = tuple(word.strip() for word in words.split("|"))
         if not (name.isidentifier() and all(found)) or name in groups:

@@ -6,7 +6,7 @@ from typing import Any
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError, registry
-from bertjax.data.corpus.sources import named_sources, split_sources
+from bertjax.data.corpus.sources import named_sources
 from bertjax.models.families import in_effect
 from bertjax.tasks.passage_index import read_facts
 from bertjax.tasks.task_type import POOLINGS
@@ -47,7 +47,7 @@ def check_chunks(config: ConfigDict) -> None:
 def read_widths(text: str) -> list[int]:
     """Read task.widths. Raises UserError for what are no numbers of 1 or more, and for
     one that occurs twice."""
-    widths = split_sources(text)
+    widths = registry.split_list(text)
     if any(not (w.isdecimal() and int(w)) for w in widths):
         raise UserError(f"task.widths={text}: give numbers, as in 32,64")
     found = [*map(int, widths)]
@@ -81,6 +81,17 @@ def head_options(task: ConfigDict, *names: str) -> dict[str, Any]:
     return options | {k: task[k] for k, v in usual.items() if task[k] != v}
 
 
+def pooling_options(task: ConfigDict) -> dict[str, int]:
+    """Return the options of heads that make vectors out of hidden states."""
+    return {"cls": int(task.pooling == "cls"), "normalize": int(task.normalize)}
+
+
+def sentence_facts(task: ConfigDict, longest: int) -> dict[str, Any]:
+    """Say how texts of so many tokens are made vectors (sentence_transformers.py)."""
+    how = {key: task[key] for key in ("pooling", "normalize")}
+    return how | {"dot": not task.normalize, "longest": longest}
+
+
 def check_pooling(config: ConfigDict) -> None:
     """Refuse vectors of questions that an encoder does not make. UserError."""
     known = dict.fromkeys(name for name in POOLINGS if name != "last")
@@ -92,8 +103,6 @@ def index_facts(config: ConfigDict) -> dict[str, Any]:
     the passages that they are compared with."""
     if not config.task.index:
         return {}
-    how = {key: config.task[key] for key in ("pooling", "normalize")}
-    how |= {"dot": not config.task.normalize}
-    how |= {"longest": config.task.question_length + 2}
+    how = sentence_facts(config.task, config.task.question_length + 2)
     known = read_facts(config.task.index, "task.index")
     return {"sentences": how, "index_model": known.get("model", "")}

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertjax import UserError
+from bertjax.data.masking.choose import ramps
 from bertjax.tasks.task_rows import Batch, Form, Ragged
 from bertjax.tasks.text_rows import encode_with_chars, lay_out
 
@@ -269,7 +270,7 @@ def _slide(
     """
     count = 1 + np.maximum(0, -(-(sizes - room) // step))
     of = np.repeat(np.arange(len(sizes)), count)
-    begin = _nth(count) * step[of]
+    begin = ramps(count) * step[of]
     return of, begin, np.minimum(room[of], sizes[of] - begin)
 
 
@@ -302,7 +303,7 @@ def _max_context(of: np.ndarray, begin: np.ndarray, size: np.ndarray) -> np.ndar
     [True, True, True, False, False, True, True]
     """
     row = np.repeat(np.arange(len(of)), size)
-    place = _nth(size)
+    place = ramps(size)
     score = np.minimum(place, size[row] - 1 - place) * 100 + size[row]  # 0.01 a piece
     ends = np.zeros(of.max(initial=-1) + 1, np.int64)  # of each question's windows
     np.maximum.at(ends, of, begin + size)
@@ -312,8 +313,3 @@ def _max_context(of: np.ndarray, begin: np.ndarray, size: np.ndarray) -> np.ndar
     winners = np.flatnonzero(score == best[piece])[::-1]
     best[piece[winners]] = row[winners]  # the last one written is the first row
     return best[piece] == row
-
-
-def _nth(sizes: np.ndarray) -> np.ndarray:
-    """Number the members of groups: sizes [2, 3] give [0, 1, 0, 1, 2]."""
-    return np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)

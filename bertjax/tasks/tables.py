@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from bertjax import UserError, counted, registry
 from bertjax.data.corpus import files, tfds_source
 from bertjax.data.corpus.line_repair import join_names, load_json
-from bertjax.data.corpus.sources import expand_paths, split_sources
+from bertjax.data.corpus.sources import expand_paths
 from bertjax.data.rendering import visible
 from bertjax.storage.paths import expand
 
@@ -116,7 +116,7 @@ def read_entries(
     UserError where a source has none.
     """
     found: list[Any] = []
-    for entry in split_sources(value):
+    for entry in registry.split_list(value):
         if entry.startswith("tfds:"):
             part = read_tfds(entry)
         else:

@@ -362,6 +362,12 @@ class Rows:
             )
 
 
+def min_mean_max(values: np.ndarray) -> dict[str, float]:
+    """Return the least, the mean and the greatest of some numbers, by these names."""
+    names = "min", "mean", "max"
+    return {name: float(getattr(values, name)()) for name in names}
+
+
 def say_counts(name: str, counts: Mapping[str, float], most: int = 10) -> str:
     """Say how often things occur, of many the most frequent.
 

@@ -20,7 +20,16 @@ from bertjax import UserError
 from bertjax.data.rendering import decode
 from bertjax.tasks.metrics import METRICS
 from bertjax.tasks.tables import NUMBER, Row, Say, report, silent
-from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Ragged, Rows, short
+from bertjax.tasks.task_rows import (
+    Batch,
+    Form,
+    Lines,
+    Outputs,
+    Ragged,
+    Rows,
+    min_mean_max,
+    short,
+)
 
 BATCH = 256  # texts encoded at a time
 FEW = 10  # rows, or classes, that need no doubt
@@ -60,10 +69,22 @@ class Texts(Rows):
         full = np.stack([t.lengths[example] for t in self.texts], axis=1)
         return kept_of(full, self.room - self.specials)
 
+    def kept_tokens(self, example: np.ndarray) -> list[list[np.ndarray]]:
+        """Return the tokens of each text that stand in some rows."""
+        return [
+            [text[i][:size] for text, size in zip(self.texts, sizes, strict=True)]
+            for i, sizes in zip(example, self.kept(example), strict=True)
+        ]
+
     @cached_property
-    def sizes(self) -> tuple[np.ndarray, np.ndarray]:
+    def text_sizes(self) -> tuple[np.ndarray, np.ndarray]:
+        """`sizes` of the texts alone."""
         kept = self.kept(slice(None)).sum(axis=1)
         return kept + self.specials, sum(t.lengths for t in self.texts) - kept
+
+    @cached_property
+    def sizes(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.text_sizes
 
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
         """Make rows: input_ids, attention_mask, token_type_ids i32 [b, L], and labels.
@@ -75,10 +96,7 @@ class Texts(Rows):
             token_type_ids  0  0  0  0  1  1  0  0
             attention_mask  1  1  1  1  1  1  0  0
         """
-        rows = [
-            [text[i][:size] for text, size in zip(self.texts, sizes, strict=True)]
-            for i, sizes in zip(example, self.kept(example), strict=True)
-        ]
+        rows = self.kept_tokens(example)
         batch = lay_out(rows, self.length, self.form.separators, specials)
         return batch | {"labels": self.labels_of(example)}
 
@@ -96,8 +114,7 @@ class Texts(Rows):
     def label_counts(self) -> dict[str, dict[str, float]]:
         if self.labels is None or self.label_names:
             return super().label_counts()
-        names = "min", "mean", "max"
-        return {"scores": {name: float(getattr(self.labels, name)()) for name in names}}
+        return {"scores": min_mean_max(self.labels)}
 
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
         """Compute the metrics of "scores" f32 [n, C] of classes, or [n]."""
@@ -155,6 +172,23 @@ def lay_out(
             at = end + 1
         mask[row, :at] = 1
     return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+
+
+def lay_out_real(
+    texts: Sequence[Sequence[np.ndarray]],
+    is_real: np.ndarray,
+    length: int,
+    separators: int,
+    specials: Any,
+) -> Batch:
+    """Make rows of several sequences, i32 [b, C, L]: as `lay_out` makes them where they
+    are real, bool [b, C], and padding elsewhere."""
+    batch: Batch = {}
+    for name, values in lay_out(texts, length, separators, specials).items():
+        empty = specials.pad_id if name == "input_ids" else 0
+        batch[name] = np.full((*is_real.shape, length), empty, np.int32)
+        batch[name][is_real] = values
+    return batch
 
 
 def find_labels(rows: Sequence[Row], form: Form) -> Form:

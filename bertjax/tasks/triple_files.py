@@ -10,9 +10,9 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from bertjax import UserError, counted
+from bertjax import UserError, counted, registry
 from bertjax.data.corpus.line_repair import load_json
-from bertjax.data.corpus.sources import expand_paths, split_sources
+from bertjax.data.corpus.sources import expand_paths
 from bertjax.tasks import tables
 from bertjax.tasks.tables import Columns, Say, silent
 
@@ -41,11 +41,6 @@ class Triple(NamedTuple):
         """The file and the line, for messages."""
         return f"{self.source}:{self.line}"
 
-    @property
-    def is_query(self) -> bool:
-        """Whether an end is asked for."""
-        return BLANK in (self.head, self.tail)
-
 
 class Described(NamedTuple):
     """What an entity or a relation is called, and a text about it, or ""."""
@@ -65,18 +60,16 @@ def read_triples(
     >>> read_triples("train.tsv", "data.train", {})[0]
     Triple(head='a', relation='knows', tail='b', source='train.tsv', line=1)
     """
-    found: list[Triple] = []
-    for entry in split_sources(value):
-        if entry.startswith("tfds:"):
-            raise UserError(f"{key}={entry}: triples are read from files, {WANTED}")
-        for path in expand_paths(entry, key, pattern=WANTED):
-            part = parse_triples(tables.read_text(path), path, columns, say)
-            if not part:
-                raise UserError(f"{key}={path}: there are no triples")
-            found += part
-    if not found:
-        raise UserError(f"{key} is empty: give triples, {WANTED}")
-    return found
+
+    def refuse(entry: str) -> list[Triple]:
+        raise UserError(f"{key}={entry}: triples are read from files, {WANTED}")
+
+    def read_path(path: str) -> list[Triple]:
+        if found := parse_triples(tables.read_text(path), path, columns, say):
+            return found
+        raise UserError(f"{key}={path}: there are no triples")
+
+    return tables.read_entries(value, key, WANTED, "triples", refuse, read_path)
 
 
 def parse_triples(
@@ -135,7 +128,7 @@ def read_descriptions(value: str, key: str, say: Say = silent) -> dict[str, Desc
     """
     found: dict[str, Described] = {}
     nameless: list[str] = []
-    for entry in split_sources(value):
+    for entry in registry.split_list(value):
         for path in expand_paths(entry, key, pattern=WANTED):
             text = tables.read_text(path)
             read = _described_object if text.lstrip()[:1] == "{" else _described_cells

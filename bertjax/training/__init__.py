@@ -44,7 +44,7 @@ def read_rates(text: str) -> dict[str, float]:
     is no number of at least 0.
     """
     rates: dict[str, float] = {}
-    for entry in filter(None, (part.strip() for part in text.split(","))):
+    for entry in registry.split_list(text):
         name, _, number = (part.strip() for part in entry.partition(":"))
         try:
             rate = float(number)

@@ -15,6 +15,7 @@ from bertjax.parallel.sharding import (
     TABLES,
     TEACHER,
     ParamAxes,
+    leaves_of,
     param_shardings,
     path_name,
     state_shardings,
@@ -173,7 +174,7 @@ def complete(parts: dict[str, Any], wanted: State) -> State:
 
 def merge(params: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, Any]:
     """Return `params` with the leaves of `taken` in place of their own."""
-    leaves = {path_name(p): x for p, x in jax.tree_util.tree_leaves_with_path(taken)}
+    leaves = leaves_of(taken)
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: leaves.get(path_name(path), leaf), params
     )

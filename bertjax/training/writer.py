@@ -156,14 +156,9 @@ def find_writer(name: str) -> type:
     return registry.pick("log.writers", name, WRITERS)
 
 
-def split_names(names: str) -> list[str]:
-    """Return the names in "jsonl, tensorboard"."""
-    return [n.strip() for n in names.split(",") if n.strip()]
-
-
 def make_writers(names: str, workdir: Any, step: int) -> list[Writer]:
     """Open the writers of "jsonl,tensorboard"; metrics.jsonl is written in any case."""
-    wanted = dict.fromkeys(["jsonl", *split_names(names)])
+    wanted = dict.fromkeys(["jsonl", *registry.split_list(names)])
     try:
         return [find_writer(n)(workdir, step) for n in wanted]
     except OSError as e:

@@ -13,7 +13,7 @@ from bertjax.data.mixture import Located
 from bertjax.data.rendering import (
     row_stages,
     show_row,
-    stages_html,
+    stage_html,
     surface,
     to_html,
     to_text,
@@ -162,7 +162,7 @@ def test_a_page_escapes_what_it_shows():
     page = to_html(
         "a < b",
         {"unit_lengths": {"1": 3}, "fill": 0.5},
-        [("<row>", stages_html(tokens))],
+        [("<row>", [(s, stage_html(tokens, s)) for s in ("chosen", "corrupted")])],
     )
     assert "<b>" not in page.replace("<b>&lt;row&gt;</b>", "")
     assert "&lt;b&gt;" in page and "a &lt; b" in page

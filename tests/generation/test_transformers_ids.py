@@ -24,7 +24,7 @@ class Ids:
     special_ids = np.zeros(0, np.int32)
     cls_id = unk_id = -1
 
-    def encode(self, text):
+    def encode_with_masks(self, text):
         return [*map(int, text.split())]
 
     def decode(self, ids):
@@ -38,8 +38,7 @@ def open_small(folder, name, **options):
     return texts.TextModel(
         *place_decoder(model.cfg, model.params()),
         Ids(),
-        Ids().encode,
-        functools.partial(texts.Side().lay_out, Ids().encode),
+        functools.partial(texts.Side().lay_out, Ids().encode_with_masks),
         Ends(small.ENDS[name], **options),
         most=20,
         start=start,

@@ -20,10 +20,16 @@ GOLDEN = np.load(Path(__file__).parents[1] / "testdata/rag_golden.npz")
 B, K, L, T, V = 8, 3, 12, 4, 40
 
 
+def target_log_probs(logits, ids):
+    """ln p of the target's tokens, f32 [B, k, T], of logits [B, k, T, V]."""
+    likely = jax.nn.log_softmax(jnp.asarray(logits))
+    return jnp.take_along_axis(likely, jnp.asarray(ids)[:, None, :, None], -1)[..., 0]
+
+
 def by_golden(which=slice(None), k=slice(None)):
     logits, scores = GOLDEN["logits"][which, k], GOLDEN["scores"][which, k]
     ids = GOLDEN["ids"][which]
-    likely = rag.target_log_probs(jnp.asarray(logits), jnp.asarray(ids))
+    likely = target_log_probs(logits, ids)
     passages = jax.nn.log_softmax(jnp.asarray(scores), axis=1)
     args = likely, passages, jnp.asarray(ids > 0, jnp.float32)
     return rag.sequence_log_probs(*args), rag.token_log_probs(*args)
@@ -54,7 +60,7 @@ def test_probabilities_of_all_targets_sum_to_one():
     second = draw.normal(size=(5, 3, 1, 5))  # given the first
     pairs = [(a, b) for a in range(5) for b in range(5)]
     logits = np.stack([np.concatenate([first[0], second[a]], 1) for a, _ in pairs])
-    likely = rag.target_log_probs(jnp.asarray(logits), jnp.asarray(pairs))
+    likely = target_log_probs(logits, pairs)
     passages = jax.nn.log_softmax(jnp.asarray(draw.normal(size=(1, 3))))
     args = likely, jnp.tile(passages, (25, 1)), jnp.ones((25, 2))
     for marginal in (rag.sequence_log_probs, rag.token_log_probs):

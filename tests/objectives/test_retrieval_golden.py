@@ -14,7 +14,7 @@ from bertjax.models.config import EncoderConfig
 from bertjax.models.pooling import normalize_vectors
 from bertjax.objectives import colbert, ranking, retrieve, splade
 from bertjax.parallel.mesh import make_mesh
-from bertjax.parallel.sharding import batch_sharding
+from bertjax.parallel.sharding import batch_sharding, gather_rows
 
 # As tests/testdata/make_retrieval_golden.py has them.
 SEED, B, S, D, V, L = 0, 8, 3, 8, 20, 6
@@ -71,7 +71,7 @@ def losses(x):
 
     tokens = normalize_vectors(x["tokens"]).reshape(B, S * L, D)
     of_query = tokens[:, :L], x["mask"][:, 0] > 0
-    everyone = ranking.gather_rows(tokens), ranking.gather_rows(members[:, 1:])
+    everyone = gather_rows(tokens), gather_rows(members[:, 1:])
     scores = colbert.max_sim(*of_query, *everyone)
     out["colbert"] = ranking.contrast(scores, batch)[0]
     out["colbert_margin"] = ranking.margin_error(scores, batch)

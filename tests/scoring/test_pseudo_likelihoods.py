@@ -74,6 +74,11 @@ def naive(cfg, params, ids, variant):
     return sum(found[i, i + 1, true] for i, true in enumerate(ids))
 
 
+def score_texts(cfg, params, texts, variant="original"):
+    score = pll.make_scorer(cfg, params, TOKENIZER, variant)
+    return pll.score_texts(cfg, TOKENIZER, texts, score)
+
+
 @pytest.mark.parametrize(
     "name, variant",
     [
@@ -93,7 +98,7 @@ def naive(cfg, params, ids, variant):
 def test_equals_one_mask_a_forward(name, variant):
     cfg, params = model(name)
     texts = TEXTS[:1] if name != "bert" else TEXTS[:3]
-    scores = pll.score_texts(cfg, params, TOKENIZER, texts, variant)
+    scores = score_texts(cfg, params, texts, variant)
     for text, score in zip(texts, scores, strict=True):
         [ids] = TOKENIZER.encode_batch([text])
         assert score.score == pytest.approx(naive(cfg, params, ids, variant), rel=1e-5)
@@ -101,20 +106,20 @@ def test_equals_one_mask_a_forward(name, variant):
 
 def test_what_is_said_of_a_line():
     cfg, params = model("bert")
-    scores = pll.score_texts(cfg, params, TOKENIZER, TEXTS)
+    scores = score_texts(cfg, params, TEXTS)
     assert [s.tokens for s in scores] == [len(text) for text in TEXTS]
     assert [s.words for s in scores] == [2, 1, 6, 12, 3, 0, 32]
     assert [s.unknown for s in scores] == [0, 0, 0, 0, 1, 0, 0]
     assert scores[5].score is None, "no token has no probability, not that of 1"
     assert scores[6].score is None, "64 tokens and two specials: more than 64"
-    fits = pll.score_texts(cfg, params, TOKENIZER, ["Aa" * 31])
+    fits = score_texts(cfg, params, ["Aa" * 31])
     assert fits[0].score < 0
 
 
 def test_neighbours_and_batches_do_not_matter(monkeypatch):
     cfg, params = model("bert")
     texts = [TEXTS[0], TEXTS[2], TEXTS[4], TEXTS[0]]
-    together = pll.score_texts(cfg, params, TOKENIZER, texts, "within_word")
+    together = score_texts(cfg, params, texts, "within_word")
     assert together[0] == together[3]
     monkeypatch.setattr(pll, "LENGTHS", 1)  # all are padded to the longest
     scorer = pll.make_scorer(cfg, params, TOKENIZER, "within_word", batch_size=3)
@@ -168,6 +173,6 @@ def test_of_electra_the_generator_scores():
     objective, cfg = electra.make_objective(cfg, generator=0.5)
     params = objective.init(jax.random.key(1))
     own, small = electra.split_pair(params, cfg)["generator"]
-    [got] = pll.score_texts(cfg, params, TOKENIZER, TEXTS[:1])
+    [got] = score_texts(cfg, params, TEXTS[:1])
     [ids] = TOKENIZER.encode_batch(TEXTS[:1])
     assert got.score == pytest.approx(naive(small, own, ids, "original"), rel=1e-5)

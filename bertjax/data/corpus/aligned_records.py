@@ -182,10 +182,7 @@ def _field(
 def _string(value: Any, field: str, where: Where) -> str:
     if isinstance(value, bytes):
         value = decode(value, Counter())
-    if not isinstance(value, str):
-        kind = type(value).__name__
-        raise UserError(f"{where()}: `{field}` is not a string but {kind}")
-    return value
+    return documents.check_text(value, field, where)
 
 
 def read_value(value: Any, name: str, where: Where) -> str | None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from bertjax import UserError
 from bertjax.data.corpus import documents, files, parsed_code
 from bertjax.data.corpus.code_grammars import GRAMMARS, SUFFIXES, code_rules
 from bertjax.data.corpus.code_names import Code
@@ -44,9 +43,7 @@ def make_document(
     documents.refuse_missing(fields.keys(), record, where())
     written, text = record[fields.code_field], record[fields.text_field]
     for field, value in ((fields.code_field, written), (fields.text_field, text)):
-        if not isinstance(value, str):
-            kind = type(value).__name__
-            raise UserError(f"{where()}: `{field}` is not a string but {kind}")
+        documents.check_text(value, field, where)
     whole = {**record, fields.text_field: None}
     document = documents.make_document(whole, plain, where, counter)
     language = written.lower() if written.lower() in GRAMMARS else language_of(written)

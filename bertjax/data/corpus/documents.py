@@ -172,10 +172,7 @@ def make_document(
     def text(value: Any, field: str) -> str:
         if isinstance(value, bytes):
             value = decode(value, counter)
-        if not isinstance(value, str):
-            kind = type(value).__name__
-            raise UserError(f"{where()}: `{field}` is not a string but {kind}")
-        return clean(value, counter)
+        return clean(check_text(value, field, where), counter)
 
     def as_list(value: Any, field: str) -> list[Any]:
         if value is not None and not isinstance(value, list):
@@ -188,11 +185,8 @@ def make_document(
     group = ""
     if fields.group_field:
         value = record[fields.group_field]
-        group = (
-            str(value)
-            if type(value) is int
-            else text(value, fields.group_field).strip()
-        )
+        value = str(value) if type(value) is int else value
+        group = text(value, fields.group_field).strip()
         if not 0 < len(group) <= LONGEST or not group.isprintable():
             raise UserError(
                 f"{where()}: `{fields.group_field}` is {group[: LONGEST + 1]!r}, but "
@@ -221,6 +215,15 @@ def make_document(
                 )
             lines.append(" ".join(map(str, part)))
     return Document(lines, group, tuple(e for e in dict.fromkeys(entities) if e))
+
+
+def check_text(value: Any, field: str, where: Callable[[], str]) -> str:
+    """Return what a field holds; `where()` begins the message. Raises UserError where
+    it is no text."""
+    if not isinstance(value, str):
+        kind = type(value).__name__
+        raise UserError(f"{where()}: `{field}` is not a string but {kind}")
+    return value
 
 
 def refuse_missing(

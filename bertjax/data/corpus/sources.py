@@ -25,21 +25,10 @@ from pathlib import Path
 from bertjax import UserError, registry
 from bertjax.data.corpus import files, tfds_source
 from bertjax.data.corpus.code_files import STREAM, CodeSource, language_of
-from bertjax.data.corpus.documents import NAME, Document, Fields, Source
+from bertjax.data.corpus.documents import NAME, Fields, Source
 from bertjax.data.corpus.line_files import BuiltinSource, FileSource
 from bertjax.data.corpus.line_repair import is_titled
 from bertjax.data.corpus.parquet import ParquetSource
-
-__all__ = ["Document", "Source", "named_sources", "parse_sources", "split_sources"]
-
-
-def split_sources(text: str) -> list[str]:
-    """Split a comma-separated list.
-
-    >>> split_sources("a.txt, b/*.txt.gz,tfds:wiki40b/en:train[:1%]")
-    ['a.txt', 'b/*.txt.gz', 'tfds:wiki40b/en:train[:1%]']
-    """
-    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def parse_sources(value: str, key: str, role: str, **given: str) -> list[Source]:
@@ -56,7 +45,7 @@ def parse_sources(value: str, key: str, role: str, **given: str) -> list[Source]
     if not fields.text_field:
         raise UserError("data.text_field= names no field")
     sources: list[Source] = []
-    for entry in split_sources(value):
+    for entry in registry.split_list(value):
         if entry.startswith("builtin:"):
             sides = {"": role, ":train": "train", ":valid": "valid"}
             known = {f"builtin:docs{end}": side for end, side in sides.items()}
@@ -181,7 +170,7 @@ def named_sources(value: str, key: str = "data.valid") -> dict[str, str]:
     parts: dict[str, list[str]] = {}
     name = ""
 
-    for entry in split_sources(value):
+    for entry in registry.split_list(value):
         match = re.match(r"([A-Za-z][\w.-]*|\*)=", entry)
         if match:
             if parts and not name:

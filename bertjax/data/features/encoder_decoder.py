@@ -36,6 +36,15 @@ def find_sequences(arrays: Batch, keys: np.ndarray, name: str) -> Sequences:
     return Sequences(row, nth, counter_rng.fold(keys[row], name, nth))
 
 
+def count_chosen(arrays: Batch, s: Sequences, chosen: np.ndarray) -> np.ndarray:
+    """Count the chosen tokens, bool [b, R], of each text of rows: i64 [s]."""
+    if "segment_ids" not in arrays:
+        return np.count_nonzero(chosen, axis=1)
+    first = np.flatnonzero(s.nth == 0)
+    number = arrays["segment_ids"] + first[:, None] - 1
+    return np.bincount(number[chosen], minlength=len(s.row))
+
+
 def is_frame(arrays: Batch, sep_id: int) -> np.ndarray:
     """Say which tokens a plan put around texts, bool [b, R]: the first of each text,
     and separators."""

@@ -16,6 +16,7 @@ from bertjax.data.features.encoder_decoder import (
     EncoderDecoderFeatures,
     Layout,
     Side,
+    count_chosen,
     find_sequences,
     is_frame,
     number_pieces,
@@ -145,16 +146,10 @@ class NoiseFeatures(EncoderDecoderFeatures):
         codes &= np.where(codes & FRAME, ~FREE, -1)
         if not self.by_words:
             codes |= BEGINS_UNIT
-        if "segment_ids" in arrays:
-            first = np.flatnonzero(s.nth == 0)
-            number = arrays["segment_ids"] + first[:, None] - 1
-            size = np.bincount(number[real], minlength=len(s.row))
-        else:
-            size = np.count_nonzero(real, axis=1)
         how = Corruption(
             self.tokenizer.mask_id, self.replacements, self.unigram, counts, drawn
         )
-        text = Text(codes, size)
+        text = Text(codes, count_chosen(arrays, s, real))
         for number, operation in enumerate(self.operations):
             text = operation.apply(text, s.keys, number, how)
         return text

@@ -16,6 +16,7 @@ from bertjax.data.features.encoder_decoder import (
     Layout,
     Sequences,
     Side,
+    count_chosen,
     find_sequences,
     is_frame,
     number_pieces,
@@ -129,11 +130,7 @@ class SpansFeatures(EncoderDecoderFeatures):
         """Say which tokens are text, bool [b, raw], and how many each sequence has."""
         is_text = ~is_frame(arrays, self.end_id)
         is_text &= arrays["attention_mask"] > 0
-        if "segment_ids" not in arrays:
-            return is_text, np.count_nonzero(is_text, axis=1)
-        first = np.flatnonzero(s.nth == 0)
-        number = (arrays["segment_ids"] + first[:, None] - 1)[is_text]
-        return is_text, np.bincount(number, minlength=len(s.row))
+        return is_text, count_chosen(arrays, s, is_text)
 
     def _draw(
         self, s: Sequences, tokens: np.ndarray

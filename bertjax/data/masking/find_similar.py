@@ -91,12 +91,12 @@ def number_words(stores: Iterable[Any], tokenizer: Any) -> Numbered:
     return Numbered(ids, count[order], place[number], np.concatenate(ends))
 
 
-def write_words(numbered: Numbered, tokenizer: Any, most: int = MOST) -> list[str]:
+def write_words(numbered: Numbered, tokenizer: Any) -> list[str]:
     """Return the commonest words as they are written, "" for what is none.
 
     A word has a letter, and the same pieces when it is read again.
     """
-    ids = numbered.ids[:most]
+    ids = numbered.ids[:MOST]
     # Some tokenizers put a space between the characters of a Chinese word.
     texts = ["".join(tokenizer.decode(word).split()) for word in ids]
     again = ids_within_sentences(texts, tokenizer)

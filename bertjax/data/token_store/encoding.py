@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertjax import UserError
+from bertjax.data.corpus.documents import Document
 from bertjax.data.corpus.sentences import split_sentences
-from bertjax.data.corpus.sources import Document
 from bertjax.data.token_store.encode_rows import encode_rows
 from bertjax.data.token_store.streams import Stream
 from bertjax.data.tokenizers.backends import SPACE_FIRST

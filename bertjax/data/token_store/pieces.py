@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertjax import UserError, counted
+from bertjax.data.corpus.documents import Source
 from bertjax.data.corpus.line_repair import Counts
-from bertjax.data.corpus.sources import Source
 from bertjax.data.progress import Progress
 from bertjax.data.token_store.cache import Cache
 from bertjax.data.token_store.encoding import (

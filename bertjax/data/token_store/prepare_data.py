@@ -16,14 +16,9 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from bertjax import UserError, registry
-from bertjax.data.corpus.documents import Fields
+from bertjax.data.corpus.documents import Fields, Source
 from bertjax.data.corpus.parsed_code import forget_parses, keep_parses
-from bertjax.data.corpus.sources import (
-    Source,
-    named_sources,
-    parse_sources,
-    report_repeats,
-)
+from bertjax.data.corpus.sources import named_sources, parse_sources, report_repeats
 from bertjax.data.token_flags import MARKED
 from bertjax.data.token_store.cache import Cache, open_cache
 from bertjax.data.token_store.components import (

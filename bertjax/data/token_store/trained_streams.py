@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from bertjax import UserError, counted
+from bertjax.data.corpus.documents import Source
 from bertjax.data.corpus.line_repair import CLEANING, Counts
-from bertjax.data.corpus.sources import Source
 from bertjax.data.token_store.cache import Cache
 from bertjax.data.token_store.store import hash_json
 from bertjax.data.tokenizers.stream_vocab import (

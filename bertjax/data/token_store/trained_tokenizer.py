@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from bertjax import UserError
-from bertjax.data.corpus.documents import refuse_empty
+from bertjax.data.corpus.documents import Document, Source, refuse_empty
 from bertjax.data.corpus.line_repair import CLEANING, Counts
-from bertjax.data.corpus.sources import Document, Source
 from bertjax.data.mixture import mixture_shares
 from bertjax.data.progress import Progress
 from bertjax.data.token_store.cache import Cache

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from bertjax import UserError
+from bertjax import UserError, registry
 from bertjax.data.tokenizers.tokenizer import STREAMS, Tokenizer
 
 KINDS = SENTENCE, TOKEN = "sentence", "token"
@@ -61,7 +61,7 @@ class StreamVocab(NamedTuple):
         return "?" if number == UNKNOWN else self.values[number - FIRST]
 
 
-def read_streams(written: str, key: str = "data.streams") -> dict[str, int]:
+def read_streams(written: str) -> dict[str, int]:
     """Read the value of data.streams: {name: how many values have an id}.
 
     >>> read_streams("speaker,type:50000")
@@ -70,20 +70,20 @@ def read_streams(written: str, key: str = "data.streams") -> dict[str, int]:
     Raises UserError for a name that is none, taken or given twice, and for a number
     that is none.
     """
+    where = f"data.streams={written}"
     caps: dict[str, int] = {}
-    for entry in filter(None, map(str.strip, written.split(","))):
+    for entry in registry.split_list(written):
         name, colon, number = entry.partition(":")
         if not _NAME.fullmatch(name):
             raise UserError(
-                f"{key}={written}: {name!r} is no name of a stream: write small letters"
-                " and _"
+                f"{where}: {name!r} is no name of a stream: write small letters and _"
             )
         if name in TAKEN:
-            raise UserError(f"{key}={written}: {name!r} is the name of something else")
+            raise UserError(f"{where}: {name!r} is the name of something else")
         if name in caps:
-            raise UserError(f"{key}={written}: {name!r} is given twice")
+            raise UserError(f"{where}: {name!r} is given twice")
         if colon and not (number.isdecimal() and 1 <= int(number) <= MOST):
-            raise UserError(f"{key}={written}: {number!r} is no number of values")
+            raise UserError(f"{where}: {number!r} is no number of values")
         caps[name] = int(number) if colon else CAP
     return caps
 

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import UserError
-from bertjax.data.corpus.sources import split_sources
+from bertjax import UserError, registry
 from bertjax.data.rendering import decode
 from bertjax.tasks import tables, text_rows
 from bertjax.tasks.tables import Row, Say, silent
@@ -77,13 +76,12 @@ class Choices(text_rows.Texts):
             for i, k, (a, b) in zip(context, ending, kept, strict=True)
         ]
         is_choice = np.arange(self.choices) < np.diff(self.first)[example][:, None]
-        batch = {"choice_weights": is_choice.astype(np.float32)}
-        flat = text_rows.lay_out(rows, self.length, self.form.separators, specials)
-        for name, values in flat.items():
-            empty = specials.pad_id if name == "input_ids" else 0
-            batch[name] = np.full((*is_choice.shape, self.length), empty, np.int32)
-            batch[name][is_choice] = values
-        return batch | {"labels": self.labels_of(example)}
+        how = is_choice, self.length, self.form.separators, specials
+        return {
+            "choice_weights": is_choice.astype(np.float32),
+            **text_rows.lay_out_real(rows, *how),
+            "labels": self.labels_of(example),
+        }
 
     def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         """Yield the sequence of each choice; the right one is marked."""
@@ -217,7 +215,7 @@ def label_of(row: Row, form: Form, choices: int) -> int:
 
 
 def _check(config: ConfigDict) -> None:
-    if not split_sources(config.task.choices):
+    if not registry.split_list(config.task.choices):
         raise UserError(
             "task.choices is empty: name the columns of the choices, with commas, or "
             "the column that holds their list"

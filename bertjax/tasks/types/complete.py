@@ -19,12 +19,12 @@ from bertjax import UserError
 from bertjax.data import counter_rng
 from bertjax.data.tokenizers import plain_ids, tokenizer_files
 from bertjax.data.tokenizers.tokenizer import Tokenizer
-from bertjax.tasks import graphs, open_graph, triple_files
-from bertjax.tasks.graphs import HEAD, TAIL, Graph, KnownAnswers, Queries
+from bertjax.tasks import graphs, open_graph
+from bertjax.tasks.graphs import HEAD, TAIL, Graph, Queries
 from bertjax.tasks.tables import Say, silent
-from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Rows
-from bertjax.tasks.task_type import TaskType
+from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs
 from bertjax.tasks.triple_files import Triple
+from bertjax.tasks.triple_rows import TripleRows, ask_for_ends, triple_type
 from bertjax.tasks.walks import LONGEST, Walks, draw_lengths
 
 FIRST = len(plain_ids.SPECIAL)  # the token of the first entity; relations come behind
@@ -39,21 +39,17 @@ class Candidates(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Completions(Rows):
+class Completions(TripleRows):
     """Queries, several a row.
 
     queries: as they were read, of triples that say what is right both ends of each.
-    paths: relations of a path at most; 1: triples alone. known: of rows that are
-    scored. `plan` makes the rest: laid, the queries in the order in which rows take
-    them; edges i64 [queries], the relations of each, and walks, where they are more
-    than one; starts i64 [rows + 1], the first query of each row, and the end; slots,
-    queries of a row at most.
+    paths: relations of a path at most; 1: triples alone. `plan` makes the rest: laid,
+    the queries in the order in which rows take them; edges i64 [queries], the relations
+    of each, and walks, where they are more than one; starts i64 [rows + 1], the first
+    query of each row, and the end; slots, queries of a row at most.
     """
 
-    queries: Queries
-    labelled: bool
     paths: int = 1
-    known: KnownAnswers | None = None
     laid: Queries | None = None
     edges: np.ndarray | None = None
     walks: Walks | None = None
@@ -61,11 +57,6 @@ class Completions(Rows):
     slots: int = 0
 
     shortest = 3
-
-    @property
-    def graph(self) -> Graph:
-        """Entities and relations."""
-        return self.form.graph
 
     @property
     def candidates(self) -> Candidates:
@@ -189,8 +180,7 @@ class Completions(Rows):
 
     def for_scores(self) -> "Completions":
         """Return the queries of triples alone, with what is known."""
-        known = KnownAnswers(self.graph.known_triples, self.graph.width)
-        return replace(self, paths=1, known=known)
+        return replace(self, paths=1, known=self.known_answers())
 
     def _of_queries(self, outputs: Outputs, example: np.ndarray) -> dict[str, Any]:
         """Return outputs of rows, [n, S, ...], query by query: [queries, ...]."""
@@ -243,10 +233,6 @@ class Completions(Rows):
             without = len(self.queries.sides) - int((self.edges > 1).sum())
             yield f"{without // 2:,} triples begin no path: their tails lead nowhere"
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        return {"labels": [], "graph": self.graph.to_json()}
-
 
 def make_completions(
     read: Sequence[Triple],
@@ -260,9 +246,7 @@ def make_completions(
     Raises UserError, naming the place, for what is not in the graph.
     """
     form, triples = open_graph.number_triples(read, form, labelled, say)
-    queries = graphs.both_sides(triples)
-    if not labelled:
-        queries = Queries(triples, np.where(triples[:, 0] < 0, HEAD, TAIL))
+    queries = ask_for_ends(triples, labelled)
     ends = queries.triples[:, [HEAD, TAIL]]
     tokens = queries.triples[:, 1] + len(form.graph.entities), ends[ends >= 0]
     ids = FIRST + np.concatenate(tokens)
@@ -287,20 +271,8 @@ def make_tokenizer(graph: Graph) -> Tokenizer:
     return Tokenizer(**reader.make({plain_ids.FILE: content}, {}))
 
 
-TASK_TYPE = TaskType(
-    read=triple_files.read_triples,
-    parse=triple_files.parse_triples,
+TASK_TYPE = triple_type(
     make_rows=make_completions,
-    metrics=graphs.METRICS,
-    outputs=("greater", "equal"),
-    file_names=triple_files.WANTED,
-    columns=open_graph.COLUMNS,
-    unused=open_graph.UNUSED,
     settings=("paths",),
-    check=open_graph.check,
-    text_columns=0,
-    make_graph=open_graph.make_graph,
-    open_graph=open_graph.open_graph,
     make_tokenizer=make_tokenizer,
-    token_head=True,
 )

@@ -22,12 +22,12 @@ from ml_collections.config_dict import ConfigDict
 from bertjax import UserError, counted
 from bertjax.data import counter_rng
 from bertjax.data.tokenizers.tokenizer import Tokenizer
-from bertjax.tasks import graphs, open_graph, triple_files
-from bertjax.tasks.graphs import HEAD, RELATION, TAIL, Graph, KnownAnswers, Queries
+from bertjax.tasks import graphs, open_graph
+from bertjax.tasks.graphs import HEAD, RELATION, TAIL, Queries
 from bertjax.tasks.tables import Say, silent
-from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Rows
-from bertjax.tasks.task_type import TaskType
+from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs
 from bertjax.tasks.triple_files import Triple
+from bertjax.tasks.triple_rows import TripleRows, triple_type
 from bertjax.tasks.types.complete import FIRST, Candidates, make_tokenizer
 
 LONGEST = 256  # tokens of a row: its mask is [L, L]
@@ -37,22 +37,14 @@ FIXED = counter_rng.fold(0, "context")  # of rows that are scored or answered
 
 
 @dataclass(frozen=True, eq=False)
-class Subgraphs(Rows):
-    """A row a query. learns: whether the context is drawn anew in every epoch; known:
-    of rows that are scored; planned: the length of `plan`."""
+class Subgraphs(TripleRows):
+    """A row a query. learns: whether the context is drawn anew in every epoch;
+    planned: the length of `plan`."""
 
-    queries: Queries
-    labelled: bool
     learns: bool = True
-    known: KnownAnswers | None = None
     planned: int = 0
 
     shortest = FRAME
-
-    @property
-    def graph(self) -> Graph:
-        """Entities and relations, and the edges that contexts are made of."""
-        return self.form.graph
 
     @property
     def candidates(self) -> Candidates:
@@ -214,8 +206,7 @@ class Subgraphs(Rows):
 
     def for_scores(self) -> "Subgraphs":
         """Return the queries with one context each, and with what is known."""
-        known = KnownAnswers(self.graph.known_triples, self.graph.width)
-        return replace(self, learns=False, known=known)
+        return replace(self, learns=False, known=self.known_answers())
 
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
         """Rank what is right: "greater", "equal" f32 [n, 1]."""
@@ -261,10 +252,6 @@ class Subgraphs(Rows):
                 f"inverses for instance: {counted(most, 'is', 'are')} hidden with them"
             )
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        return {"labels": [], "graph": self.graph.to_json()}
-
 
 def make_subgraphs(
     read: Sequence[Triple],
@@ -298,19 +285,8 @@ def check(config: ConfigDict) -> None:
         )
 
 
-TASK_TYPE = TaskType(
-    read=triple_files.read_triples,
-    parse=triple_files.parse_triples,
+TASK_TYPE = triple_type(
     make_rows=make_subgraphs,
-    metrics=graphs.METRICS,
-    outputs=("greater", "equal"),
-    file_names=triple_files.WANTED,
-    columns=open_graph.COLUMNS,
-    unused=open_graph.UNUSED,
     check=check,
-    text_columns=0,
-    make_graph=open_graph.make_graph,
-    open_graph=open_graph.open_graph,
     make_tokenizer=make_tokenizer,
-    token_head=True,
 )

@@ -21,31 +21,23 @@ import numpy as np
 
 from bertjax import UserError, counted
 from bertjax.data.rendering import decode
-from bertjax.tasks import graphs, open_graph, triple_files
-from bertjax.tasks.graphs import HEAD, TAIL, Graph, KnownAnswers, Queries
+from bertjax.tasks import graphs, open_graph
+from bertjax.tasks.graphs import HEAD, TAIL, Queries
 from bertjax.tasks.spelled_entities import Candidates, Spelled, spell
 from bertjax.tasks.tables import Say, silent
-from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Rows
-from bertjax.tasks.task_type import TaskType
+from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, min_mean_max
 from bertjax.tasks.triple_files import BLANK, Triple
+from bertjax.tasks.triple_rows import TripleRows, ask_for_ends, triple_type
 
 
 @dataclass(frozen=True, eq=False)
-class Spellings(Rows):
-    """A row a query. spelled: the pieces of the graph's parts; answers: of what may be
-    answered, which the head is given too; known: of rows that are scored."""
+class Spellings(TripleRows):
+    """A row a query. spelled: the pieces of the graph's parts; answers_table: of what
+    may be answered, which the head is given too."""
 
-    queries: Queries
-    labelled: bool
     spelled: Spelled
     answers_table: Candidates
-    known: KnownAnswers | None = None
     planned: int = 0  # the length of `plan`: predict narrows `length` alone
-
-    @property
-    def graph(self) -> Graph:
-        """Entities and relations."""
-        return self.form.graph
 
     @property
     def candidates(self) -> Candidates:
@@ -144,8 +136,7 @@ class Spellings(Rows):
 
     def for_scores(self) -> "Spellings":
         """Return the same queries, with what is known."""
-        known = KnownAnswers(self.graph.known_triples, self.graph.width)
-        return replace(self, known=known)
+        return replace(self, known=self.known_answers())
 
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
         """Rank what is right: "greater", "equal" f32 [n]."""
@@ -173,13 +164,8 @@ class Spellings(Rows):
 
     def label_counts(self) -> dict[str, dict[str, float]]:
         lengths = self.candidates.lengths
-        pieces = {n: float(getattr(lengths, n)()) for n in ("min", "mean", "max")}
         counts = {"entities": len(lengths), "relations": len(self.graph.relations)}
-        return {"candidates": counts, "pieces of an entity": pieces}
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        return {"labels": [], "graph": self.graph.to_json()}
+        return {"candidates": counts, "pieces of an entity": min_mean_max(lengths)}
 
 
 def make_spellings(
@@ -206,9 +192,7 @@ def make_spellings(
         say(f"{counted(new, 'entity', 'entities')} in no triple that was learnt from")
     form = form._replace(graph=graph)
     form, triples = open_graph.number_triples(read, form, labelled, say)
-    queries = graphs.both_sides(triples)
-    if not labelled:
-        queries = Queries(triples, np.where(triples[:, 0] < 0, HEAD, TAIL))
+    queries = ask_for_ends(triples, labelled)
     spelled = graph.cached("spelled", lambda: spell(graph, tokenizer, say), tokenizer)
     answering = graph if labelled else own
 
@@ -224,19 +208,8 @@ def make_spellings(
     return Spellings(form, counts, queries, labelled, spelled, table)
 
 
-TASK_TYPE = TaskType(
-    read=triple_files.read_triples,
-    parse=triple_files.parse_triples,
+TASK_TYPE = triple_type(
     make_rows=make_spellings,
-    metrics=graphs.METRICS,
-    outputs=("greater", "equal"),
-    file_names=triple_files.WANTED,
-    columns=open_graph.COLUMNS,
-    unused=open_graph.UNUSED,
     settings=("descriptions", "disambiguate", "pads", "target_length"),
-    check=open_graph.check,
-    text_columns=0,
     make_graph=open_graph.make_open_graph,
-    open_graph=open_graph.open_graph,
-    token_head=True,
 )

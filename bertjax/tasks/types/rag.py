@@ -29,7 +29,12 @@ from bertjax.tasks.passage_index import (
     check_vectors,
     digest_of,
 )
-from bertjax.tasks.retrieval_options import check_pooling, hidden_size, index_facts
+from bertjax.tasks.retrieval_options import (
+    check_pooling,
+    hidden_size,
+    index_facts,
+    pooling_options,
+)
 from bertjax.tasks.tables import Row, Say, silent
 from bertjax.tasks.task_rows import Form, Ragged
 from bertjax.tasks.task_type import TaskType
@@ -146,7 +151,7 @@ def _head_options(task: ConfigDict, labels: Any) -> dict[str, Any]:
     names = "target_length", "passages", "marginal", "temperature"
     own = {name: task[name] for name in names}
     if task.index:
-        own |= {"cls": int(task.pooling == "cls"), "normalize": int(task.normalize)}
+        own |= pooling_options(task)
     return own
 
 

@@ -31,7 +31,12 @@ from bertjax.tasks.open_questions import (
     read_found,
 )
 from bertjax.tasks.passage_index import Passage, PassageIndex, check_vectors
-from bertjax.tasks.retrieval_options import check_pooling, hidden_size, index_facts
+from bertjax.tasks.retrieval_options import (
+    check_pooling,
+    hidden_size,
+    index_facts,
+    pooling_options,
+)
 from bertjax.tasks.span_answers import best_spans
 from bertjax.tasks.squad_metrics import squad_scores
 from bertjax.tasks.tables import Row, Say, silent
@@ -151,12 +156,8 @@ class ReadingRows(Rows):
             pairs += [[asked]]
             pairs += [[asked, self.passages[p][:room]] for p in passages if p >= 0]
         real = np.concatenate([np.ones((b, 1), bool), own >= 0], axis=1)
-        laid = text_rows.lay_out(pairs, self.length, self.form.separators, specials)
-        batch: Batch = {}
-        for name, values in laid.items():
-            empty = specials.pad_id if name == "input_ids" else 0
-            batch[name] = np.full((*real.shape, self.length), empty, np.int32)
-            batch[name][real] = values
+        how = real, self.length, self.form.separators, specials
+        batch = text_rows.lay_out_real(pairs, *how)
         begins = np.where(own >= 0, self.lead(example)[:, None], 0)
         ends = batch["attention_mask"][:, 1:].sum(axis=2) - (own >= 0)
         batch |= {
@@ -381,8 +382,7 @@ def _check(config: ConfigDict) -> None:
 def _head_options(task: ConfigDict, labels: Any) -> dict[str, Any]:
     out = {"choices": 1 + task.passages, "temperature": task.temperature}
     if task.index:
-        cls, normalize = int(task.pooling == "cls"), int(task.normalize)
-        out |= {"trained": 1, "cls": cls, "normalize": normalize}
+        out |= {"trained": 1, **pooling_options(task)}
     return out
 
 

@@ -33,7 +33,7 @@ from bertjax.tasks.region_settings import (
     read_settings,
 )
 from bertjax.tasks.tables import Row, Say, silent
-from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Ragged
+from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Ragged, min_mean_max
 from bertjax.tasks.task_type import TaskType
 
 OWN, OTHER = 0, 1  # alignment_labels, as nsp_labels have them
@@ -208,8 +208,7 @@ class TextRegions(text_rows.Texts):
 
     def label_counts(self) -> dict[str, dict[str, float]]:
         sizes = self.images.sizes[self.image]
-        what = {name: float(getattr(sizes, name)()) for name in ("min", "mean", "max")}
-        counts: dict[str, dict[str, float]] = {"regions of an image": what}
+        counts = {"regions of an image": min_mean_max(sizes)}
         if self.settings.truth:
             names = {1: "true", 0: "false", UNKNOWN: "unknown"}
             of = {name: int((self.truth == k).sum()) for k, name in names.items()}

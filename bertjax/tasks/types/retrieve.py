@@ -16,14 +16,14 @@ from typing import Any, Self
 import numpy as np
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import counted, registry
+from bertjax import counted
 from bertjax.data import counter_rng
 from bertjax.data.rendering import decode
 from bertjax.tasks import passages, search, search_measures
 from bertjax.tasks import retrieval_options as options
 from bertjax.tasks.passages import Collection
 from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Ragged, Rows
-from bertjax.tasks.task_type import POOLINGS, TaskType
+from bertjax.tasks.task_type import TaskType
 
 TOGETHER = 4  # texts in a row that is searched: it keeps as many vectors
 STEP = 16  # rows are as long as a multiple of it
@@ -340,26 +340,21 @@ def make_pairs(
 
 
 def _check(config: ConfigDict) -> None:
-    known = dict.fromkeys(name for name in POOLINGS if name != "last")
-    registry.pick("task.pooling", config.task.pooling, known)
+    options.check_pooling(config)
     options.check_rows(config)
     options.check_chunks(config)
     options.check_widths(config)
 
 
 def _head_options(task: ConfigDict, labels: Sequence[str]) -> dict[str, Any]:
-    out = options.head_options(task)
-    out |= {"cls": int(task.pooling == "cls"), "normalize": int(task.normalize)}
+    out = options.head_options(task) | options.pooling_options(task)
     if widths := options.read_widths(task.widths):
         out["widths"] = "/".join(map(str, widths))
     return out
 
 
 def _facts(config: ConfigDict) -> dict[str, Any]:
-    """Say how vectors are made (sentence_transformers.py)."""
-    how = {key: config.task[key] for key in ("pooling", "normalize")}
-    how |= {"dot": not config.task.normalize, "longest": config.data.length}
-    return {"sentences": how}
+    return {"sentences": options.sentence_facts(config.task, config.data.length)}
 
 
 TASK_TYPE = TaskType(

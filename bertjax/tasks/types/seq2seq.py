@@ -21,13 +21,12 @@ from typing import Any, Self
 import numpy as np
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import UserError, counted
+from bertjax import UserError, counted, registry
 from bertjax.data import counter_rng
-from bertjax.data.corpus.sources import split_sources
 from bertjax.data.rendering import decode
 from bertjax.tasks import tables, text_metrics, text_rows
 from bertjax.tasks.tables import Row, Say, silent
-from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Ragged
+from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Ragged, min_mean_max
 from bertjax.tasks.task_type import TaskType
 
 OF_TARGETS = "perplexity", "accuracy"
@@ -99,12 +98,6 @@ class Sequences(text_rows.Texts):
         return np.minimum(self.targets.lengths, self.form.targets.length)
 
     @cached_property
-    def text_sizes(self) -> tuple[np.ndarray, np.ndarray]:
-        """`sizes` of the texts alone."""
-        kept = self.kept(slice(None)).sum(axis=1)
-        return kept + self.specials, sum(t.lengths for t in self.texts) - kept
-
-    @cached_property
     def sizes(self) -> tuple[np.ndarray, np.ndarray]:
         texts, cut = self.text_sizes
         if self.targets is None:
@@ -156,10 +149,7 @@ class Sequences(text_rows.Texts):
             lm_ids           5  6  2  0
             lm_weights       1  1  1  0
         """
-        rows = [
-            [text[i][:size] for text, size in zip(self.texts, sizes, strict=True)]
-            for i, sizes in zip(example, self.kept(example), strict=True)
-        ]
+        rows = self.kept_tokens(example)
         bare = int(self.form.targets.bare)
         laid = self.length + bare, self.form.separators
         batch = text_rows.lay_out(rows, *laid, specials)
@@ -243,9 +233,7 @@ class Sequences(text_rows.Texts):
     def label_counts(self) -> dict[str, dict[str, float]]:
         if self.targets is None:
             return {}
-        sizes = self.targets.lengths
-        names = "min", "mean", "max"
-        return {"target tokens": {n: float(getattr(sizes, n)()) for n in names}}
+        return {"target tokens": min_mean_max(self.targets.lengths)}
 
     def for_scores(self) -> "Sequences":
         return replace(self, draws=False)
@@ -365,7 +353,7 @@ def targets_of(row: Row, column: str) -> list[str]:
 
 
 def _check(config: ConfigDict) -> None:
-    names = split_sources(config.task.metrics)
+    names = registry.split_list(config.task.metrics)
     text_metrics.check_packages(names, "task.metrics")
 
 

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from bertjax import UserError
 from bertjax.data.corpus import files
 from bertjax.data.corpus import line_repair as text
-from bertjax.data.corpus.documents import refuse_empty
+from bertjax.data.corpus.documents import Document, refuse_empty
 from bertjax.data.corpus.line_repair import Counts
-from bertjax.data.corpus.sources import Document, named_sources, parse_sources
+from bertjax.data.corpus.sources import named_sources, parse_sources
 
 LIMIT = 1 << 26
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bertjax.data.corpus.sources import Source
+from bertjax.data.corpus.documents import Source
 from bertjax.data.token_store import pieces
 from bertjax.data.token_store import prepare_data as text
 from bertjax.data.token_store.cache import Cache, open_cache

@@ -14,7 +14,7 @@ import pytest
 from small_texts import build_store
 
 from bertjax import UserError
-from bertjax.data.corpus.sources import Document, Source
+from bertjax.data.corpus.documents import Document, Source
 from bertjax.data.progress import Progress
 from bertjax.data.token_store import encoding
 from bertjax.data.token_store.store import Store, open_store, verify
