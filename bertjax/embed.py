@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
             f"--width={args.width}: the model's vectors have {numbers} numbers"
         )
     if in_blocks:
-        path = str(expand(args.text))
+        path = str(expand(args.text, "--text"))
         try:
             todo = model, path, out, args.batch_size, args.width, cli.say
             with directories.lock(out, "--out", "writes it"):
@@ -112,7 +112,7 @@ def make_index(args: Any) -> int:
                 f"--{name} has no use with --index, whose vectors are as the model was "
                 "made for"
             )
-    folder, more = expand(args.index), (args.dtype, args.weights)
+    folder, more = expand(args.index, "--index"), (args.dtype, args.weights)
     todo = args.model, folder, args.text, args.words, args.batch_size
     with directories.lock(folder, "--index", "writes it"):
         embed_index.make_index(*todo, cli.say, *more)
@@ -154,7 +154,7 @@ def write_lines(
 
 def is_file(path: str) -> bool:
     """True for a file on a disk, which can be read twice."""
-    return path != "-" and expand(path).is_file()
+    return path != "-" and expand(path, "--text").is_file()
 
 
 def write(out: Path, vectors: np.ndarray) -> None:

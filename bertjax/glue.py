@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
         raise UserError(f"--tasks={','.join(args.tasks)}: give each task once")
     if not args.workdir:
         raise UserError("--workdir is missing: name a directory for the results")
-    folder = expand(args.data) if args.data else None
+    folder = expand(args.data, "--data") if args.data else None
     if folder and not folder.is_dir():
         raise UserError(f"--data={args.data} is no directory")
     path = manifest.local_path(args.workdir)

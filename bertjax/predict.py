@@ -31,7 +31,7 @@ score and the passages. Another index gives other answers, and nothing is traine
 """
 
 import json
-import math
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -45,7 +45,6 @@ from bertjax.data.corpus.sources import expand_paths
 from bertjax.inference.open_book import answer_from_index
 from bertjax.inference.predict_rows import answer, open_finetuned
 from bertjax.storage import atomic
-from bertjax.storage.paths import expand
 from bertjax.tasks import tables
 from bertjax.tasks.open_questions import parse_questions
 from bertjax.tasks.passage_index import PassageIndex
@@ -89,8 +88,6 @@ def main(argv: Sequence[str]) -> int:
             raise UserError(
                 f"--threshold={args.threshold} is for models of questions: leave it out"
             )
-        if not math.isfinite(args.threshold):
-            raise UserError(f"--threshold={args.threshold} must be a finite number")
         model = model._replace(threshold=args.threshold)
     columns = model.form.keys(labelled=False, flags=True)
     read = read_input(args.input, columns, task_type, args.format)
@@ -141,8 +138,8 @@ def read_input(
                 f"--format=text: lines of text have one column; this model's rows have "
                 f"{', '.join(columns.values())}: give {task_type.file_names}"
             )
-    path, parse = expand(name), task_type.parse
-    if name == "-" or path.is_fifo():
+    path, parse = Path(os.path.expanduser(name)), task_type.parse
+    if name == "-" or (os.path.exists(path) and path.is_fifo()):  # or a list of files
         source = "standard input" if name == "-" else name
         content = sys.stdin.buffer.read() if name == "-" else path.read_bytes()
         parts = [(tables.decode(content, source), source)]

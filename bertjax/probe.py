@@ -78,11 +78,11 @@ def main(argv: Sequence[str]) -> int:
         results, say = run_probes(args, kind), probe_table.describe
     text = json.dumps(results)
     if args.out:
-        out = expand(args.out)
+        out = expand(args.out, "--out")
         atomic.write_file(out, f"{text}\n", f"--out={args.out}")
     if args.png:
         draw = functools.partial(probe_table.plot, results)
-        atomic.write_file(expand(args.png), draw, f"--png={args.png}")
+        atomic.write_file(expand(args.png, "--png"), draw, f"--png={args.png}")
     print(text if args.json else say(results))
     return 0
 

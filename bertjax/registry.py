@@ -281,7 +281,8 @@ def _convert(where: str, value: Option, argument: inspect.Parameter) -> Any:
         kind = type(argument.default)
         if kind is int:
             kind = float if isinstance(value, str) else type(value)
-    is_free = kind is str or value == argument.default
+    usual = argument.default
+    is_free = kind is str or (isinstance(usual, float) and value == usual)
     if isinstance(value, float) and not (is_free or math.isfinite(value)):
         raise UserError(f"{where}={value} is not a finite number")
     if kind not in (str, int, float, bool):

@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     for flag in ("probes", "scores"):
         for name in args[flag].value:
             atomic.check_out(args.out, "--out", source=(f"--{flag}", name))
-    folder = expand(args.png) if args.png else None
+    folder = expand(args.png, "--png") if args.png else None
     if folder is not None:
         if folder.exists() and not folder.is_dir():
             raise UserError(f"--png={args.png} is a file: pictures go to a directory")

@@ -60,12 +60,12 @@ def main(argv: Sequence[str]) -> int:
     path = manifest.local_path(args.workdir)
     theirs = None
     if args.against:
-        entry = expand(args.against)
+        entry = expand(args.against, "--against")
         theirs = records.read_records(entry, "--against", args.track)
         records.check_seeds(args.seeds, len(theirs))
     first = command_line.parse(with_recipe(track, given))
     check_overrides(args.track, json.loads(first.overrides))
-    text = corpus.place(expand(first.config.data.cache))
+    text = corpus.place(expand(first.config.data.cache, "data.cache"))
     seeds = range(first.config.seed, first.config.seed + args.seeds)
     runs = {
         seed: [*with_recipe(track, given, text), f"--config.seed={seed}"]
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
         for seed, arguments in runs.items():
             print(shlex.join(command(arguments, path, seed)))
         raise UserError(f"{wrong}: the line above is what it would run")
-    corpus.make_corpus(expand(args.data), text, cli.say)
+    corpus.make_corpus(expand(args.data, "--data"), text, cli.say)
     found = []
     for seed, arguments in runs.items():
         run = path / f"seed-{seed}"

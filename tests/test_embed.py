@@ -331,12 +331,16 @@ def test_a_cross_encoder_has_no_vectors(trained, exported, text, tmp_path, capsy
         embed_texts.make_embedder(opened, "it")
     theirs, back = tmp_path / "theirs", tmp_path / "back"
     shutil.copytree(exported, theirs)
-    sentence_transformers.write_cross_encoder(theirs, 32)
+    made = Sentences(
+        longest=20, kind=sentence_transformers.CROSS, activation="a.Sigmoid"
+    )
+    sentence_transformers.write(theirs, made, 16, 32)
     with pytest.raises(UserError, match=r"--model=.*theirs is a cross-encoder"):
         run(theirs, text, tmp_path / "a.npy", "--pooling=mean")
     # It stays one when it is converted.
     convert.main([f"--from={theirs}", f"--to={back}", "--format=hf"])
-    assert sentence_transformers.read(back, "").kind == sentence_transformers.CROSS
+    read = sentence_transformers.read(back, "")
+    assert (read.kind, read.activation, read.longest) == ("cross", "a.Sigmoid", 20)
 
 
 def test_limits_and_prompts_of_a_directory(exported, text, tmp_path, capsys):

@@ -117,7 +117,7 @@ def inputs(config: ConfigDict) -> dict[str, Any]:
     weighed = data.vocab_alpha is None
     return {
         **{key: data[key] for key in keys.split()},
-        "vocab": str(expand(data.vocab)) if data.vocab else "",
+        "vocab": str(expand(data.vocab, "data.vocab")) if data.vocab else "",
         "tokenizer_kind": data.tokenizer,
         "layout": "turns" if data.plan == "turns" else "",
         "vocab_alpha": data.alpha if weighed else data.vocab_alpha,
@@ -153,7 +153,7 @@ def content_hashes(config: ConfigDict, prepared: text.Prepared) -> dict[str, str
     hashes |= {name: store.content_hash for name, store in prepared.valid.items()}
     for key in ("similar", "mask_weights", "swap"):
         if (name := config.data[key]) not in ("", NONE):
-            with open(expand(name), "rb") as file:
+            with open(expand(name, f"data.{key}"), "rb") as file:
                 hashes[f"data.{key}"] = hashlib.file_digest(file, "sha256").hexdigest()
     return hashes
 

@@ -33,7 +33,7 @@ def check_target(target: str, what: str) -> Path:
     if "://" in target:
         raise UserError(f"{what}: it is written to a disk of this machine")
     try:
-        real = expand(target).resolve()
+        real = expand(target, what.partition("=")[0]).resolve()
         if real.exists() and (not real.is_dir() or any(real.iterdir())):
             raise UserError(f"{what} exists already")
     except (OSError, RuntimeError) as e:
@@ -132,10 +132,9 @@ def write_hf(
         write_tokenizer(tokenizer, folder, types, longest, between, *kinds)
         # Mean pooling is what sentence-transformers takes of any model.
         has_own = pooled != Sentences(longest=pooled.longest)
-        if sentences and pooled.kind == CROSS:
-            sentence_transformers.write_cross_encoder(folder, longest)
-        elif sentences and (has_own or not any(kinds)):
-            sizes = cfg.hidden_size, cfg.max_length
+        if sentences and (has_own or not any(kinds)):
+            most = longest if pooled.kind == CROSS else cfg.max_length
+            sizes = cfg.hidden_size, most
             sentence_transformers.write(folder, pooled, *sizes, projection)
 
 

@@ -55,7 +55,7 @@ def local_path(path: str) -> Path:
     """
     if is_remote(path):
         raise UserError(f"--workdir={path}: give a directory on a disk of this machine")
-    return expand(path).absolute()
+    return expand(path, "--workdir").absolute()
 
 
 def steps(workdir: Any) -> list[int]:

@@ -40,6 +40,7 @@ MODES = {  # the names of version 5 and older -> of version 6
 }
 MODULE = "sentence_transformers.models."
 BASE = "sentence_transformers.base.modules."  # of version 6
+TRANSFORMER = BASE + "transformer.Transformer"
 OWN = r"^sentence_transformers\..*\."  # versions differ in where their modules lie
 KINDS = ["Transformer", "Pooling", "Normalize"]
 SPARSE = ["Transformer", "SpladePooling"]
@@ -47,14 +48,15 @@ MASKED = "MLMTransformer"  # version 5's name of it
 # Of texts with a vector a token: what lengthens queries, or cuts texts of one kind.
 OF_ONE_KIND = ("query_expansion", "query_length", "document_length")
 TOKENS = ["Transformer", "Dense", "MultiVectorMask", "Normalize"]
-# Sentences.kind -> the class that opens it; of scores of pairs CrossEncoder does.
+# Sentences.kind -> the class that opens it.
 CLASSES = {
     "dense": "SentenceTransformer",
     "sparse": "SparseEncoder",
     "multi_vector": "MultiVectorEncoder",
+    (CROSS := "cross"): "CrossEncoder",
 }
-CROSS = "CrossEncoder"
 ACTIVE = "max_active_dims"  # of sparse vectors
+ACTIVATION = "activation_fn"  # of a score of a pair
 IDENTITY = "torch.nn.modules.linear.Identity"
 UNBOUNDED = 10**9  # transformers writes 10**30 for what has no bound
 
@@ -68,7 +70,8 @@ class Sentences:
     before each text; dot: vectors are compared by their inner products, not angles.
     kind: of CLASSES, whether a text has a vector, weights of the vocabulary, or a
     vector a token; or CROSS, where only two texts together have a score. active: of
-    these weights how many are kept, 0: nothing is said.
+    these weights how many are kept, 0: nothing is said. activation: torch's class that
+    makes a score of a logit of kind CROSS, "": theirs unless told otherwise.
     """
 
     pooling: str = "mean"
@@ -79,6 +82,7 @@ class Sentences:
     dot: bool = False
     kind: str = "dense"
     active: int = 0
+    activation: str = ""
 
 
 def sentence_options(source: Any, meta: Mapping[str, Any]) -> Sentences:
@@ -86,7 +90,7 @@ def sentence_options(source: Any, meta: Mapping[str, Any]) -> Sentences:
     if isinstance(source, hf_read.Imported):
         return read(source.directory, source.where)
     if meta.get("config", {}).get("objective") == "rerank":
-        return Sentences(kind=CROSS)
+        return Sentences(kind=CROSS, activation=IDENTITY)
     return Sentences(**meta.get("sentences", {}))
 
 
@@ -151,7 +155,7 @@ def read(directory: Path, where: str) -> Sentences:
         left = mask.get("skiplist_words") or mask.get("keep_only_token_ids")
         if plain and not left and not _of_one_kind(directory, where, prompts):
             kind = "multi_vector"
-    if kinds == KINDS[:1] and prompts.get("model_type") == CROSS:
+    if kinds == KINDS[:1] and prompts.get("model_type") == CLASSES[CROSS]:
         kind = CROSS
     if kinds in (KINDS[:2], KINDS):
         options = _options(directory, paths, where)
@@ -173,7 +177,8 @@ def read(directory: Path, where: str) -> Sentences:
     normalize = "Normalize" in kinds
     active = prompts.get(ACTIVE) if kind == "sparse" else None
     own = longest, lower, prompt or "", dot, kind, int(active or 0)
-    return Sentences(pooling, normalize, *own)
+    activation = str(prompts.get(ACTIVATION) or "") if kind == CROSS else ""
+    return Sentences(pooling, normalize, *own, activation)
 
 
 def _of_one_kind(directory: Path, where: str, prompts: Mapping[str, Any]) -> bool:
@@ -244,6 +249,11 @@ def write(
     elif sentences.kind == "multi_vector":
         assert projection is not None
         files = _token_steps(directory, projection, limits)
+    elif sentences.kind == CROSS:
+        _to_output(limits, "sequence-classification", "logits", "scores")
+        files = {MODULES: _steps([""], [TRANSFORMER])}
+        if sentences.activation:
+            options[ACTIVATION] = sentences.activation
     else:
         files = _dense_steps(sentences, width)
         if sentences.dot:
@@ -253,16 +263,6 @@ def write(
     if sentences.kind != "dense":
         options["model_type"] = CLASSES[sentences.kind]
     _write_json(directory, {**files, LIMITS: limits, PROMPTS: options})
-
-
-def write_cross_encoder(directory: Path, longest: int) -> None:
-    """Write what makes a directory with a score of pairs a CrossEncoder's, whose
-    scores are the logits."""
-    limits = {"max_seq_length": longest}
-    step = {"idx": 0, "name": "0", "path": "", "type": BASE + "transformer.Transformer"}
-    _to_output(limits, "sequence-classification", "logits", "scores")
-    options = {"model_type": CROSS, "activation_fn": IDENTITY}
-    _write_json(directory, {MODULES: [step], LIMITS: limits, PROMPTS: options})
 
 
 def _dense_steps(sentences: Sentences, width: int) -> dict[str, Any]:
@@ -276,7 +276,7 @@ def _dense_steps(sentences: Sentences, width: int) -> dict[str, Any]:
 
 def _sparse_steps(limits: dict[str, Any]) -> dict[str, Any]:
     _to_output(limits, "fill-mask", "logits", "token_embeddings")
-    names = [BASE + "transformer.Transformer"]
+    names = [TRANSFORMER]
     names += [
         "sentence_transformers.sparse_encoder.modules.splade_pooling.SpladePooling"
     ]
@@ -291,7 +291,7 @@ def _token_steps(
     last, tokens = "last_hidden_state", "token_embeddings"
     _to_output(limits, "feature-extraction", last, tokens)
     mask = "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask."
-    names = [BASE + "transformer.Transformer", BASE + "dense.Dense"]
+    names = [TRANSFORMER, BASE + "dense.Dense"]
     names += [mask + "MultiVectorMask", BASE + "normalize.Normalize"]
     paths = ["", *(f"{i}_{kind}" for i, kind in enumerate(TOKENS) if i)]
     both = {"module_input_name": tokens, "module_output_name": tokens}

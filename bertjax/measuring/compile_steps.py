@@ -69,7 +69,7 @@ class Target:
         # Results of compiling are kept on this machine.
         is_local = "://" not in config.data.cache
         cache = config.data.cache if is_local else schema.base().data.cache
-        self.cache = expand(cache) / "compiled"
+        self.cache = expand(cache, "data.cache") / "compiled"
 
     @property
     def chip(self) -> Chip:

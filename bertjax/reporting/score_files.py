@@ -25,7 +25,7 @@ def read_objects(name: str, flag: str) -> list[tuple[int, dict[str, Any]]]:
     Raises UserError naming flag, file and line.
     """
     try:
-        text = expand(name).read_text(encoding="utf-8")
+        text = expand(name, flag).read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"{flag}={name}: there is no such file") from None
     except OSError as e:

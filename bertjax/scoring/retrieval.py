@@ -220,7 +220,7 @@ def mine(
         for line, (_, _, others) in zip(lines, rows, strict=True):
             line["scores"] = [round(next(scores), 6) for _ in range(1 + len(others))]
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    path = expand(args.mine)
+    path = expand(args.mine, "--mine")
     atomic.write_file(path, text, f"--mine={args.mine}")
     none = sum(not negatives for _, _, negatives in rows)
     total = sum(len(negatives) for _, _, negatives in rows)

@@ -10,6 +10,7 @@ args: the flags; path: the model, a checkpoint where --step names one; flag: "--
 or "--workdir", whichever gave it. It raises UserError for what cannot be scored.
 """
 
+import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -100,7 +101,7 @@ def value_lines(values: Mapping[str, Any]) -> Iterator[str]:
 
 def number(value: float) -> str:
     """Write a number with four digits, or all of a whole one."""
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+    return f"{value:,}" if isinstance(value, numbers.Integral) else f"{value:,.4g}"
 
 
 def two_columns(text: str, what: str) -> list[str]:

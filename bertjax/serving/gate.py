@@ -106,7 +106,7 @@ def outputs_of(
 def read_texts(path: str) -> list[str]:
     """Return the lines of a file that are not empty. Raises UserError."""
     try:
-        text = expand(path).read_text("utf-8")
+        text = expand(path, KEY).read_text("utf-8")
     except (OSError, UnicodeError) as e:
         raise UserError(f"{KEY}={path} cannot be read: {e}") from e
     lines = [line for line in text.splitlines() if line.strip()]

@@ -12,7 +12,7 @@ from bertjax.assembly import resolve
 from bertjax.assembly.models import LoadedModel
 from bertjax.inference.embed_texts import settle_sentences
 from bertjax.inference.fill_blanks import masked_lm
-from bertjax.interop.sentence_transformers import Sentences
+from bertjax.interop.sentence_transformers import Sentences, of_passages
 from bertjax.models.config import EncoderConfig
 from bertjax.tasks.task_type import get_task_type
 
@@ -131,6 +131,7 @@ def _of_sentences(model: LoadedModel, params: Any, where: str) -> ServedModel:
     from bertjax.models import encoder
 
     how = settle_sentences(model, where)
+    how = of_passages(how, model.config, model.meta)
     if how.kind != "dense":
         raise UserError(
             f"{where}: its vectors are {how.kind}, and vectors of other kinds than "

@@ -5,7 +5,7 @@ import glob
 import io
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -85,7 +85,7 @@ def check_out(
     files and patterns, with commas, each maybe named. Raises UserError for what cannot
     be such a file, and for a file that is read.
     """
-    out = expand(name)
+    out = expand(name, flag)
     if is_remote(name):
         raise UserError(f"{flag}={name}: it is written to a disk of this machine")
     if ending and out.suffix.lower() != ending:
@@ -97,20 +97,26 @@ def check_out(
             f"{flag}={name} cannot be written: {out.parent} is no directory"
         )
     read, value = source
-    for part in _parts_of(value or "") if out.exists() else ():
-        if any(map(out.samefile, _files_of(part))):
-            what = read if part == value else f"a file of {read}"
-            raise UserError(f"{flag}={name} is {what}, which it would replace")
+    if value and out.exists() and any(map(out.samefile, _files_of(value))):
+        what = read if _exists(value) else f"a file of {read}"
+        raise UserError(f"{flag}={name} is {what}, which it would replace")
     return out
 
 
-def _parts_of(value: str) -> list[str]:
-    """Return what a value may name: itself, its parts, and these without a name."""
-    parts = [part.strip() for part in value.split(",")]
-    return [value, *parts, *(part.partition("=")[2] for part in parts)]
+def _exists(path: str) -> bool:
+    return os.path.exists(os.path.expanduser(path))
 
 
-def _files_of(pattern: str) -> list[str]:
-    """Return the files that there are of a path or pattern."""
-    path = os.path.expanduser(pattern)
-    return [x for x in (path, *glob.glob(path, recursive=True)) if os.path.exists(x)]
+def _files_of(value: str) -> Iterator[str]:
+    """Yield the files that there are of a path or pattern, or of several with commas,
+    each maybe named: a=x.txt,b=y/*.txt."""
+    path = os.path.expanduser(value)
+    if os.path.exists(path):
+        yield path
+    elif "," in value:
+        for part in value.split(","):
+            yield from _files_of(part.strip())
+    elif found := glob.glob(path, recursive=True):
+        yield from filter(os.path.exists, found)
+    elif "=" in value:
+        yield from _files_of(value.partition("=")[2])

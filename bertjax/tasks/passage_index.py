@@ -48,7 +48,7 @@ class Passage(NamedTuple):
 def read_facts(path: str, key: str) -> dict[str, Any]:
     """Read the index.json of a directory that a key names. Raises UserError."""
     try:
-        text = (expand(path) / FACTS).read_text("utf-8")
+        text = (expand(path, key) / FACTS).read_text("utf-8")
         facts: dict[str, Any] = json.loads(text)
         sums = {name: str(facts["sha256"][name]) for name in (PASSAGES, VECTORS)}
         version, how = int(facts["format"]), {**facts.get("how", {})}
@@ -126,7 +126,7 @@ class PassageIndex:
     def __init__(self, path: str, key: str) -> None:
         """Open a directory. Raises UserError where it is none, or was changed."""
         self.where = f"{key}={path}"
-        folder = expand(path)
+        folder = expand(path, key)
         self.facts = read_facts(path, key)
         for name, known in self.facts["sha256"].items():
             if sha256_of(folder / name) != known:
@@ -197,7 +197,7 @@ def read_passages(value: str, key: str, words: int | None, say: Say) -> list[Pas
     paths: list[str] = []
     entries = registry.split_list(value)
     for entry in entries:
-        folder = expand(entry)
+        folder = expand(entry, key)
         if folder.is_dir():
             entry = find_packed(f"{folder}/{TEXTS[0]}") or f"{folder}/**/*.txt"
         paths += expand_paths(entry, key, True, "*.txt")

@@ -108,7 +108,7 @@ def check(config: ConfigDict) -> Tokenizer | None:
         locate(config, key)
     if is_made and not data.vocab:
         return None
-    return load_tokenizer(str(expand(data.vocab)), data.lower_case)
+    return load_tokenizer(str(expand(data.vocab, "data.vocab")), data.lower_case)
 
 
 def check_task(config: ConfigDict) -> None:

@@ -11,6 +11,7 @@ Objects are those of Cornell NLVR (Suhr et al. 2017): `type`, `color`, `size`, `
 The scenes of an image stand side by side.
 """
 
+import os
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from bertjax import UserError
-from bertjax.storage.paths import expand
 from bertjax.tasks.tables import Row
 
 SIDE = 100.0  # of a scene
@@ -245,7 +245,7 @@ def find_file(row: Row, column: str) -> Path:
             f"and is {value!r:.60}"
         )
     name = value if value.endswith(".npz") else f"{value}.npz"
-    return Path(row.place.rpartition(":")[0]).parent / expand(name)
+    return Path(row.place.rpartition(":")[0]).parent / os.path.expanduser(name)
 
 
 def open_files(paths: Sequence[Path], width: int, classes: int) -> RegionFiles:

@@ -169,7 +169,7 @@ def read_lines(path: str, flag: str) -> list[str]:
     A file may be packed (.gz, .zst), or a pipe, which is read until its writer ends.
     Raises UserError, which the flag begins, and which names a bad line.
     """
-    where, file = f"{flag}={path}", expand(path)
+    where, file = f"{flag}={path}", expand(path, flag)
     if file.is_socket() or file.is_char_device() or file.is_block_device():
         raise UserError(f"{where}: neither a file nor a pipe")
     try:

@@ -53,7 +53,8 @@ class TaskType:
         rows.
       text_columns: how many texts --columns names; name_columns(config, names) -> the
         texts' names, where --columns names more than texts.
-      head_options(task, labels) -> options of the head's make_head, {"classes": 3};
+      head_options(task, labels) -> options of the head's make_head, {"classes": 3}; no
+        labels: they are not read yet, and a size that they say is left out;
         several_sequences: a row has as many as the head's option `choices` says.
       form_settings(task) -> what rows have to know of config.task beside columns
         (Form.settings), a tuple; None: nothing. Raises UserError.

@@ -79,6 +79,11 @@ def test_what_is_read_is_not_replaced(value, tmp_path):
         atomic.check_out(
             f"{tmp_path}/a.txt", "--out", "", ("--text", value.format(tmp_path))
         )
+    named = tmp_path / "data[1].txt", tmp_path / "lr=a.txt"
+    for path in named:  # which a pattern and a name of a set would be
+        path.touch()
+    for path in (*named, "missing.txt"):
+        atomic.check_out(f"{tmp_path}/a.txt", "--out", "", ("--text", str(path)))
     new = atomic.check_out(
         f"{tmp_path}/c.txt", "--out", "", ("--text", value.format(tmp_path))
     )

@@ -151,7 +151,7 @@ def open_cache(cache: str | os.PathLike[str]) -> Cache:
         url = where.rstrip("/")
         mirrors = os.environ.get(MIRRORS) or "~/.cache/bertjax/remote"
         where = f"{mirrors}/{hashlib.sha256(url.encode()).hexdigest()[:16]}"
-    path = expand(where)
+    path = expand(where, "data.cache")
     existing = next(p for p in (path, *path.parents) if p.exists())
     if not existing.is_dir():
         raise UserError(f"data.cache={where}: {existing} is not a directory")

@@ -40,7 +40,7 @@ def read(value: str, key: str = "data.vocab") -> bytes:
         if not 0 < int(given) <= MOST:
             raise refuse(f"the number of ids is 1 to {MOST:,}")
         return json.dumps({"count": int(given)}).encode()
-    if not expand(given).exists():
+    if not expand(given, key).exists():
         raise refuse("neither a number nor a file")
     names = read_lines(Path(given), f"{key}={value}")
     seen = dict.fromkeys(SPECIAL, 0)
