@@ -612,3 +612,14 @@ def test_a_config_in_a_folder_that_is_not_there():
         arguments.find_config("nodir/x.py:mini")
     with pytest.raises(UserError, match=r"did you mean 'finetune/classify\.py'"):
         arguments.find_config("finetune/clasify.py")
+
+
+def test_a_model_of_a_later_version_is_refused():
+    """Without its new key it would be another model; others are told as they differ."""
+    later = parse().to_dict()
+    later["optim"]["new"] = 1
+    (told,) = serialize.differences(serialize.from_json(json.dumps(later)), parse())
+    assert told.startswith("optim.new: 1")
+    later["model"]["new_norm"] = True
+    with pytest.raises(UserError, match=r"^run/0: model\.new_norm is not known to"):
+        serialize.from_json(json.dumps(later), "run/0")

@@ -125,7 +125,7 @@ def open_model(path: str, flag: str, say: Say = cli.say) -> LoadedModel:
     tokenizer = directories.read_directory(directory / "tokenizer", load_tokenizer)
     if tokenizer.identity != meta["tokenizer"]:
         raise UserError(f"{directory}/tokenizer is not the one of {checkpoint}")
-    config = serialize.from_json(json.dumps(meta["config"]))
+    config = serialize.from_json(json.dumps(meta["config"]), checkpoint)
     return LoadedModel(config, tokenizer, checkpoint, meta)
 
 

@@ -60,7 +60,9 @@ def check_workdir(path: Any, config: ConfigDict, allow_change: bool) -> None:
     if not file.exists():
         return
     try:
-        changes = serialize.differences(serialize.from_json(file.read_text()), config)
+        changes = serialize.differences(
+            serialize.from_json(file.read_text(), file), config
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise UserError(f"{file} cannot be read: {' '.join(str(e).split())}") from e
     if changes and not allow_change:

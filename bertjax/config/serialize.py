@@ -9,6 +9,7 @@ from typing import Any
 from ml_collections import config_dict
 from ml_collections.config_dict import ConfigDict
 
+from bertjax import UserError, __version__
 from bertjax.config.schema import base, power_in_effect
 from bertjax.models.config import RUNTIME
 from bertjax.models.families import in_effect
@@ -40,9 +41,18 @@ def to_json(config: ConfigDict) -> str:
     return json.dumps(config.to_dict(), indent=2, sort_keys=True) + "\n"
 
 
-def from_json(text: str) -> ConfigDict:
-    """Read a config back; keys of a later version than its own keep their defaults."""
+def from_json(text: str, where: Any = "a run") -> ConfigDict:
+    """Read a config back; keys of a later version than its own keep their defaults.
+
+    where: of the config, which begins messages. Raises UserError where its model has
+    keys that are not known here: it would be another model without them.
+    """
     config, stored = base(), json.loads(text)
+    for key in sorted(stored.get("model", {}).keys() - config.model.keys()):
+        raise UserError(
+            f"{where}: model.{key} is not known to bertjax {__version__}: a later "
+            "version wrote it, which is needed to open it"
+        )
     optim = stored.get("optim", {})
     if "average" not in optim and optim.get("schedule") == "wsd":
         # Of a version whose wsd had no optim.power: all recorded polynomial's 1.0.

@@ -121,7 +121,7 @@ def read_config(file: Any) -> dict[str, Any]:
         text = file.read_text()
         if not {"model", "data", "optim"} <= set(json.loads(text)):
             raise ValueError("no model, data and optim in it")
-        return serialize.flatten(serialize.from_json(text).to_dict())
+        return serialize.flatten(serialize.from_json(text, file).to_dict())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         why = " ".join(str(e).split())
         raise UserError(f"{file} is not the config of a run: {why}") from e
