@@ -134,3 +134,18 @@ def find_answers(
             if len(places):
                 found.add((int(places[0]), int(places[-1])))
     return sorted(found)
+
+
+def fill_lists(lists: Sequence[Sequence[float]], width: int, fill: float) -> np.ndarray:
+    """Return lists of up to `width` numbers as an array [n, width].
+
+    >>> fill_lists([[3, 1], [2]], 2, -1).tolist()
+    [[3, 1], [2, -1]]
+    """
+    return np.array([[*own, *[fill] * (width - len(own))] for own in lists])
+
+
+def widen(array: np.ndarray, width: int, fill: float) -> np.ndarray:
+    """Cut an array [n, k] to [n, width], or fill it up."""
+    more = max(0, width - array.shape[1])
+    return np.pad(array[:, :width], ((0, 0), (0, more)), constant_values=fill)

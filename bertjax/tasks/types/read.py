@@ -24,11 +24,13 @@ from bertjax.data.rendering import decode
 from bertjax.tasks import text_rows
 from bertjax.tasks.open_questions import (
     answers_of,
+    fill_lists,
     find_answers,
     id_of,
     parse_found,
     passages_of,
     read_found,
+    widen,
 )
 from bertjax.tasks.passage_index import Passage, PassageIndex, check_vectors
 from bertjax.tasks.retrieval_options import (
@@ -85,7 +87,7 @@ class ReadingRows(Rows):
     @cached_property
     def listed(self) -> np.ndarray:
         """The first passages of each question, as many as are taken: i64 [n, k]."""
-        return _widened(self.members, self.taken, -1)
+        return widen(self.members, self.taken, -1)
 
     def arrays(self) -> list[np.ndarray | None]:
         spans = [(*at, *span) for at, own in self.spans.items() for span in own]
@@ -164,7 +166,7 @@ class ReadingRows(Rows):
             "passage_begins": begins.astype(np.int32),
             "passage_ends": ends.astype(np.int32),
             "passage_weights": (own >= 0).astype(np.float32),
-            "passage_scores": _widened(self.passage_scores[example], self.taken, 0.0),
+            "passage_scores": widen(self.passage_scores[example], self.taken, 0.0),
         }
         if self.vectors is not None:
             vectors = self.vectors[self.rows_of_index[np.maximum(own, 0)]]
@@ -325,8 +327,7 @@ def make_rows(
     width = max(map(len, members), default=0)
     if not width:
         raise UserError(f"{read[0].place}: no question has a passage ({listed})")
-    whole = [*texts]
-    spans = {}
+    whole, spans = [*texts], {}
     for i, (numbers, answers) in enumerate(zip(members, golds, strict=True)):
         for slot, p in enumerate(numbers):
             of_text = chars[passages.offsets[p] : passages.offsets[p + 1]]
@@ -339,9 +340,9 @@ def make_rows(
     questions = Ragged.of(asked)
     more: dict[str, Any] = {}
     if index is not None:
-        rows_of_index = np.array([of_index[p] for p in range(len(whole))], np.int64)
-        more = {"vectors": index.vectors, "rows_of_index": rows_of_index}
-        more["index_digest"] = index.digest
+        rows = [of_index[p] for p in range(len(whole))]
+        more = {"vectors": index.vectors, "index_digest": index.digest}
+        more["rows_of_index"] = np.array(rows, np.int64)
     return ReadingRows(
         form,
         questions.counts(tokenizer) + passages.counts(tokenizer),
@@ -350,24 +351,14 @@ def make_rows(
         passages,
         chars,
         whole,
-        _filled(members, width, -1).astype(np.int64),
-        _filled(scores, width, 0.0).astype(np.float32),
+        fill_lists(members, width, -1).astype(np.int64),
+        fill_lists(scores, width, 0.0).astype(np.float32),
         spans,
         golds if labelled else (),
         form.passages if labelled else min(form.candidates, width),
         answered=shown if not labelled else (),
         **more,
     )
-
-
-def _widened(array: np.ndarray, width: int, fill: float) -> np.ndarray:
-    """Cut [n, k] to a width, or fill it up."""
-    more = max(0, width - array.shape[1])
-    return np.pad(array[:, :width], ((0, 0), (0, more)), constant_values=fill)
-
-
-def _filled(lists: Sequence[Sequence[float]], width: int, fill: float) -> np.ndarray:
-    return np.array([[*own, *[fill] * (width - len(own))] for own in lists])
 
 
 def _check(config: ConfigDict) -> None:
