@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     folder = expand(args.data, "--data") if args.data else None
     if folder and not folder.is_dir():
         raise UserError(f"--data={args.data} is no directory")
-    path = manifest.local_path(args.workdir)
+    path = manifest.local_workdir(args.workdir)
     rows: list[dict[str, Any]] = []
     troubles: dict[str, dict[str, str]] = {what: {} for what in TROUBLES}
     for name in args.tasks:

@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
         if not getattr(args, name):
             raise UserError(f"--{name} is missing: {FLAGS[name].help}")
     track = registry.pick("--track", args.track, TRACKS)
-    path = manifest.local_path(args.workdir)
+    path = manifest.local_workdir(args.workdir)
     theirs = None
     if args.against:
         entry = expand(args.against, "--against")

@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
     args = command_line.parse(argv, FLAGS, __doc__)
     if not args.workdir:
         raise UserError("--workdir is missing: the directory the sweep lives in")
-    path = manifest.local_path(args.workdir)
+    path = manifest.local_workdir(args.workdir)
     given = part_arguments(argv)[0]
     try:
         found = run(given, args.seeds, args.lrs, args.at_once, path, stop)

@@ -93,16 +93,17 @@ ROOMS = {
         NO_JAX,
     ),
     "data/sequences": (
-        {"data.sequences", "data.counter_rng", "storage", "registry"},
+        {"data.sequences", "data.counter_rng", "data.ragged", "storage", "registry"},
         NO_JAX,
     ),
     "data/features": (
         {"data.features", "data.masking", "data.counter_rng", "data.token_flags"}
-        | {"registry"},
+        | {"data.ragged", "registry"},
         NO_JAX,
     ),
     "data/masking": (
-        {"data.masking", "data.counter_rng", "data.token_flags", "registry"}
+        {"data.masking", "data.counter_rng", "data.ragged", "data.token_flags"}
+        | {"registry"}
         | {"data.tokenizers.tokenizer", "data.tokenizers.vocab_files"},
         NO_JAX,
     ),

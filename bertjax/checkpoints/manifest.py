@@ -48,7 +48,7 @@ def as_path(path: str | Path) -> Any:
     return expand(path).absolute()
 
 
-def local_path(path: str) -> Path:
+def local_workdir(path: str) -> Path:
     """Return --workdir as an absolute path on a disk of this machine.
 
     Raises UserError of a URL.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertjax import UserError
-from bertjax.data.masking.choose import ramps
+from bertjax.data.ragged import ramps
 from bertjax.tasks.task_rows import Batch, Form, Ragged
 from bertjax.tasks.text_rows import encode_with_chars, lay_out
 

@@ -13,7 +13,7 @@ import numpy as np
 from bertjax.data import counter_rng
 from bertjax.data.features import base
 from bertjax.data.features.base import Batch, GatheredRows, Spec, Specs
-from bertjax.data.masking.choose import ramps
+from bertjax.data.ragged import ramps
 
 BLOCK = 1 << 16  # tokens of which rows are made at a time: the cache keeps up
 

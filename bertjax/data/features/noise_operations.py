@@ -24,7 +24,8 @@ from bertjax.data.features.noise_texts import (
     count_share,
     find_units,
 )
-from bertjax.data.masking.choose import choose_subsets, ramps
+from bertjax.data.masking.choose import choose_subsets
+from bertjax.data.ragged import ramps
 
 _AHEAD = 16  # spans more than expected that are drawn at first
 

@@ -21,7 +21,8 @@ from bertjax.data.features.encoder_decoder import (
     is_frame,
     number_pieces,
 )
-from bertjax.data.masking.choose import choose_subsets, ramps
+from bertjax.data.masking.choose import choose_subsets
+from bertjax.data.ragged import ramps
 
 
 class SpansFeatures(EncoderDecoderFeatures):

@@ -12,6 +12,7 @@ import numpy as np
 from bertjax.data import counter_rng
 from bertjax.data.masking.presets import Masking
 from bertjax.data.masking.vocab_tables import Tables
+from bertjax.data.ragged import ramps
 from bertjax.data.token_flags import BEGINS_ENTITY, BEGINS_WORD, ENTITY, SPECIAL
 
 TOP = np.uint64(1 << 63)
@@ -265,15 +266,6 @@ def take_in_order(size: np.ndarray, budget: np.ndarray) -> np.ndarray:
         more = ((size > 0) & ~fits).any(axis=1)
         todo, size = todo[more], size[more]
     return taken
-
-
-def ramps(size: np.ndarray) -> np.ndarray:
-    """Count 0, 1, ... within each of the stretches of these sizes.
-
-    >>> ramps(np.array([2, 0, 3])).tolist()
-    [0, 1, 0, 1, 2]
-    """
-    return np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)
 
 
 def all_tokens(

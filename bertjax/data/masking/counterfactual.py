@@ -22,6 +22,7 @@ from bertjax.data.masking.similar_words import (
     make_similar,
 )
 from bertjax.data.masking.vocab_tables import Tables
+from bertjax.data.ragged import ramps
 
 RATE = 0.5
 _WORDS = Masking(unit="word")
@@ -66,7 +67,7 @@ def swap_words(rows: Rows, tables: Tables, which: np.ndarray) -> np.ndarray:
     units = choose.find_units(free & which[:, None], begins & which[:, None])
     out = rows.ids.copy()
     flat = out.reshape(-1)
-    token = np.repeat(units.first, units.size) + choose.ramps(units.size)
+    token = np.repeat(units.first, units.size) + ramps(units.size)
     first, draws = np.cumsum(units.size) - units.size, np.zeros(len(units.first))
     keys = draws.astype(np.uint64)
     new = tables.pairs.draw(flat[token], first, units.size, keys, keys)

@@ -12,6 +12,7 @@ import numpy as np
 from bertjax.data import counter_rng
 from bertjax.data.masking import choose
 from bertjax.data.masking.choose import Chosen, Units
+from bertjax.data.ragged import ramps
 
 
 def choose_ngrams(
@@ -49,7 +50,7 @@ def choose_ngrams(
     start, number = start.take(back), number.take(back)  # in the order of the text
     taken = number > 0
     start, number = start[taken], number[taken]
-    unit = np.repeat(start, number) + choose.ramps(number)
+    unit = np.repeat(start, number) + ramps(number)
     span = np.repeat(units.first[start], number)
     rows = np.flatnonzero(left > 0)
     if rows.size:
@@ -203,7 +204,7 @@ def _fill(
     free[taken] = False
     low, high = units.bounds[rows], units.bounds[rows + 1]
     number = high - low
-    mine = np.repeat(low, number) + choose.ramps(number)  # the units of these rows
+    mine = np.repeat(low, number) + ramps(number)  # the units of these rows
     first = units.first[mine] - np.repeat(rows - np.arange(len(rows)), number) * length
     part = Units(first, units.size[mine], np.append(0, np.cumsum(number)))
     candidate = begins[rows]

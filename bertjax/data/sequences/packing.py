@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bertjax.data import counter_rng
+from bertjax.data.ragged import ramps
 
 WINDOW = 1 << 20  # sequences packed together: part of what decides a plan
 
@@ -144,7 +145,7 @@ def pack(
     placed, total = place(np.bincount(sizes), length, cap)
     _, first, rows, each = (np.array(column) for column in zip(*placed, strict=True))
     count = rows * each
-    nth = np.arange(len(sizes)) - np.repeat(np.cumsum(count) - count, count)
+    nth = ramps(count)
     row = np.repeat(first, count) + nth // np.repeat(each, count)
     dealt = np.sort(row.astype(np.uint64) << 20 | order) & (WINDOW - 1)
     return np.bincount(row, minlength=total), dealt.astype(np.int64)

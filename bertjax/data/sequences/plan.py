@@ -16,6 +16,7 @@ import numpy as np
 
 from bertjax import UserError
 from bertjax.data import counter_rng
+from bertjax.data.ragged import ramps
 from bertjax.data.sequences import chunks, sentence_pairs, turns
 
 
@@ -228,7 +229,7 @@ def _sequences(plan: Plan, ids: np.ndarray, keys: np.ndarray) -> _Sequences:
     first = plan.rows[ids]
     count = plan.rows[ids + 1] - first
     row = np.repeat(row, count)
-    nth = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    nth = ramps(count)
     number = plan.members[np.repeat(first, count) + nth]
     if plan.kind == "pairs":
         keys = counter_rng.fold(keys[row], "sequence", nth)

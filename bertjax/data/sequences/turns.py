@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bertjax.data.ragged import ramps
 from bertjax.data.sequences import chunks
 from bertjax.data.sequences.chunks import Block
 
@@ -122,7 +123,7 @@ def find_parts(
     has_known = kept > 0
     count = has_known + stop - first
     of = np.repeat(np.arange(len(first)), count)
-    nth = np.arange(len(of)) - np.repeat(np.cumsum(count) - count, count)
+    nth = ramps(count)
     is_known = (nth == 0) & has_known[of]
     sentence = np.where(is_known, begin[of], first[of] + nth - has_known[of])
     is_answer = sentence == stop[of] - 1
