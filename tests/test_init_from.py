@@ -61,3 +61,15 @@ def test_a_head_is_taken_with_its_labels(first, labels, kept):
     assert any("initialised: classify/" in line for line in said) != kept
     if kept:
         jax.tree.map(np.testing.assert_array_equal, taken, there)
+
+
+def test_pretraining_goes_on_with_the_vocabulary_of_a_run(first):
+    path, _ = first
+    (path / "tokenizer").mkdir()
+    config = schema.base()
+    config.init_from = str(path)
+    init_from.follow_init_from(config)
+    assert config.data.vocab == str(path / "tokenizer")
+    config.data.vocab = "own.txt"
+    init_from.follow_init_from(config)
+    assert config.data.vocab == "own.txt"

@@ -48,7 +48,8 @@ def check_init_from(path: str, say: Say = silent, key: str = "init_from") -> Any
 
 
 def follow_init_from(config: ConfigDict, overrides: Container[str] = ()) -> None:
-    """Take an imported init_from's architecture, and vocabulary where none is given.
+    """Take init_from's vocabulary where none is given, and an imported one's
+    architecture.
 
     overrides: keys that the command line gave, which stay; so does what the config
     says of OPEN. Finetuning follows runs of ours too, and so does all training where
@@ -62,6 +63,8 @@ def follow_init_from(config: ConfigDict, overrides: Container[str] = ()) -> None
             return
         follows = _is_imported(folder) or config.task.text
         other = [] if follows else _other_kind(config, folder)
+        if not config.data.vocab:
+            config.data.vocab = vocabulary_of(config.init_from)
         if not follows and not other:
             return
     except OSError:
@@ -90,8 +93,6 @@ def follow_init_from(config: ConfigDict, overrides: Container[str] = ()) -> None
             config.model[key] = value
     if _goes_on_causally(config, source) and "model.is_decoder" not in overrides:
         config.model.is_decoder = True
-    if not config.data.vocab:
-        config.data.vocab = vocabulary_of(config.init_from)
     # A generator's width is a size, though the objective tells it.
     (name, options, _), *_ = objectives.parse(config.objective)
     if name == "electra" and source.objective.startswith("electra:"):

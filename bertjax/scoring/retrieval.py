@@ -81,12 +81,14 @@ def score(args: Any, path: str, flag: str) -> Scores:
         registry.pick("--precision", name, search.PRECISIONS)
     from bertjax.inference.device_search import place  # which needs jax
 
+    check_options(args)
     model = embed_texts.open_embedder(path, flag, args.dtype, args.weights)
     if kinds and model.how.kind != "dense":
         raise UserError(f"--precision: {flag}={path} has {model.how.kind} vectors")
-    collections = read_sets(args, model)
-    check_mining(args, collections)
     cross = CrossEncoder(args.rerank, "--rerank", args.dtype) if args.rerank else None
+    collections = read_sets(args, model)
+    if args.mine:
+        check_mining(args.mine, collections)
     finder = Retriever(model, cross, args.depth or DEPTH, args.batch_size or 32)
     sets: dict[str, dict[str, Any]] = {}
     for name, collection in collections.items():
@@ -174,18 +176,25 @@ def of_precision(
     return {"index_bytes": index.nbytes, **plain, **rescored}
 
 
-def check_mining(args: Any, sets: dict[str, Collection]) -> None:
-    """Refuse what cannot be mined, before the long work. Raises UserError."""
+def check_options(args: Any) -> None:
+    """Refuse options without what they are of, before anything is read. Raises
+    UserError."""
     for name in ("negatives", "margin"):
         if getattr(args, name) is not None and not args.mine:
             raise UserError(f"--{name} is of --mine=FILE, which is not given")
     if args.depth and not args.rerank:
         raise UserError("--depth is of --rerank=MODEL, which is not given")
     if args.mine:
-        read = ",".join(file for one in sets.values() for file in one.files)
-        atomic.check_out(args.mine, "--mine", ".jsonl", ("--text", read))
-        if len(sets) > 1:
-            raise UserError(f"--mine={args.mine}: --text names {len(sets)} sets: one")
+        atomic.check_out(args.mine, "--mine", ".jsonl")
+
+
+def check_mining(path: str, sets: dict[str, Collection]) -> None:
+    """Refuse a file that is read, and sets whose pairs would be mixed. Raises
+    UserError."""
+    files = [file for one in sets.values() for file in one.files]
+    atomic.check_out(path, "--mine", source=("--text", files))
+    if len(sets) > 1:
+        raise UserError(f"--mine={path}: --text names {len(sets)} sets: one")
 
 
 def mine(

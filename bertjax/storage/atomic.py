@@ -5,7 +5,7 @@ import glob
 import io
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -77,13 +77,16 @@ def copy_files(source: Path, target: Any) -> None:
 
 
 def check_out(
-    name: str, flag: str, ending: str = "", source: tuple[str, str | None] = ("", None)
+    name: str,
+    flag: str,
+    ending: str = "",
+    source: tuple[str, str | Sequence[str] | None] = ("", None),
 ) -> Path:
     """Return the file to write, which a flag names.
 
     ending: of its name, in any case. source: the flag of what is read, and its value:
-    files and patterns, with commas, each maybe named. Raises UserError for what cannot
-    be such a file, and for a file that is read.
+    files and patterns, with commas, each maybe named; or the files. Raises UserError
+    for what cannot be such a file, and for a file that is read.
     """
     out = expand(name, flag)
     if is_remote(name):
@@ -97,8 +100,10 @@ def check_out(
             f"{flag}={name} cannot be written: {out.parent} is no directory"
         )
     read, value = source
-    if value and out.exists() and any(map(out.samefile, _files_of(value))):
-        what = read if _exists(value) else f"a file of {read}"
+    is_text = isinstance(value, str)
+    files = _files_of(value) if is_text else filter(os.path.exists, value or ())
+    if out.exists() and any(map(out.samefile, files)):
+        what = read if is_text and _exists(value) else f"a file of {read}"
         raise UserError(f"{flag}={name} is {what}, which it would replace")
     return out
 

@@ -3,7 +3,6 @@
 
 import json
 import math
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -369,15 +368,14 @@ def test_what_is_written_replaces_no_text(tmp_path):
     with pytest.raises(UserError, match=r"--mask_weights=.* is --text, which it would"):
         given = "--model=nowhere", "--what=mlm", f"--text={file}"
         evaluate.main([*given, f"--mask_weights={file}"])
-    none = dict.fromkeys(retrieval.FLAGS)
+    folder = tmp_path / "collection"
+    folder.mkdir()
     for name in ("corpus", "queries"):
-        (tmp_path / f"{name}.jsonl").write_text('{"_id": "1", "text": "a"}\n')
-    grades = tmp_path / "qrels.tsv"
-    grades.write_text("query-id\tcorpus-id\tscore\n1\t1\t1\n")
-    read = passages.read_collections(str(tmp_path), "--text", {}, lambda text: None)
+        (folder / f"{name}.jsonl").write_text('{"_id": "1", "text": "a"}\n')
+    (folder / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n1\t1\t1\n")
+    read = passages.read_collections(str(folder), "--text", {}, lambda text: None)
     for name in ("corpus", "queries"):
-        mine = tmp_path / f"{name}.jsonl"
-        args = SimpleNamespace(**none | {"text": str(tmp_path), "mine": str(mine)})
+        mine = str(folder / f"{name}.jsonl")
         with pytest.raises(UserError, match=r"--mine=.* is a file of --text, which it"):
-            retrieval.check_mining(args, {"valid": read[0]})
+            retrieval.check_mining(mine, {"valid": read[0]})
     assert file.read_text() == "{}\n"

@@ -318,6 +318,12 @@ def test_copies_of_an_answer_are_no_candidates(tokenizer, tmp_path):
     assert found == {0: {3, 4, 5, 7}, 1: {3, 4, 6, 7}, 2: {4, 5, 7}}
 
 
+def test_a_cross_encoder_needs_a_wrong_passage(tokenizer):
+    collection = Collection(["a", "a"], ["q", "p"], [{0: 1}, {1: 1}], [-1, -1])
+    with pytest.raises(UserError, match="all passages are the same, and a query needs"):
+        rerank.make_rows([collection], FORM, tokenizer, True)
+
+
 def test_measures_of_widths_compare_as_the_model_does():
     queries, texts = search.Dense(np.eye(3)[:1]), [[1, 1, 9], [2, 4, 9], [0, 1, 9]]
     collection = Collection([*"abc"], ["q"], [{1: 1}], [-1])
