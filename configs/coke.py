@@ -44,7 +44,7 @@ def get_config(arg: str | None = None):
     config.model.type_vocab_size = 0
     config.model.max_position_embeddings = 512
     config.model.hidden_dropout_prob = dropout
-    config.model.attention_probs_dropout_prob = dropout
+    config.model.attention_probs_dropout_prob = 0.1 if size in OURS else dropout
     config.data.vocab_size = 5 + VOCABULARY.get(size, 40_943 + 11)
     if smoke:
         return config

@@ -15,6 +15,7 @@ relation that has seen the entity; a sum of embeddings alone learns that slowly.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -91,6 +92,21 @@ def init_product(rng: jax.Array, cfg: EncoderConfig) -> Params:
     return plain | draw_params(rng, {"norm": norm}, cfg)
 
 
+def read_hidden(
+    params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Any
+) -> jax.Array:
+    """Return what meets the head's transform: the hidden states [B, S, D]."""
+    return encoded.hidden
+
+
+def read_product(
+    params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Any
+) -> jax.Array:
+    """Return hidden states times the entities that are given, [B, S, D]."""
+    given = batch["complete_given"]
+    return multiply_by_given(params, cfg, encoded.hidden, given, rng)
+
+
 def multiply_by_given(
     params: Params,
     cfg: EncoderConfig,
@@ -117,7 +133,8 @@ def make_head(
     candidates: which tokens are entities (tasks/types/complete.py); None: all that are
     not special. Raises UserError for a gold that is no share.
     """
-    return make_candidate_head("complete", labels, gold, top, candidates, product)
+    parts = (init_product, read_product) if product else (heads.init_mlm, read_hidden)
+    return make_candidate_head("complete", labels, gold, top, candidates, *parts)
 
 
 def make_candidate_head(
@@ -126,13 +143,14 @@ def make_candidate_head(
     gold: float,
     top: int,
     candidates: Any,
-    product: bool = False,
+    init: Callable[..., Params] = heads.init_mlm,
+    read: Callable[..., jax.Array] = read_hidden,
 ) -> Head:
     """Make a head that chooses among tokens at `<name>_positions` i32 [B, S].
 
     A batch has `<name>_ids` i32 and `<name>_weights` f32 [B, S] where it is known what
-    is right, and known_entities i32 [B, S, F] where it is ranked; for `product`
-    `<name>_given` i32 [B, S].
+    is right, and known_entities i32 [B, S, F] where it is ranked. init makes the
+    head's parameters; read: what it reads of hidden states, as read_hidden does.
     """
     ids_name, weights_name = f"{name}_ids", f"{name}_weights"
     if not 0 < gold <= 1:
@@ -146,15 +164,6 @@ def make_candidate_head(
 
     def slot_weights(batch: Batch) -> jax.Array:
         return batch[weights_name] * row_weights(batch)[:, None]
-
-    def read(
-        params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Any
-    ) -> jax.Array:
-        if not product:
-            return encoded.hidden
-        return multiply_by_given(
-            params, cfg, encoded.hidden, batch[f"{name}_given"], rng
-        )
 
     def weights(batch: Batch) -> dict[str, jax.Array]:
         if ids_name not in batch:
@@ -198,7 +207,7 @@ def make_candidate_head(
 
     return Head(
         name,
-        init_product if product else heads.init_mlm,
+        init,
         weights,
         sums,
         reads=f"{name}_positions",
