@@ -7,9 +7,15 @@ one's share of the target is `gold`, the others share the rest alike. That numbe
 what the official code calls SOFT_LABEL (PaddlePaddle/Research, KG/CoKE), 0.15 to 1: its
 README lists it as "label smoothing", of which it is the contrary. Relations and special
 pieces are no candidates here; there they share the softmax, though never the target.
+
+Ours: with `product` the hidden state is multiplied by the embedding of the entity that
+is given, and normalised, in the place of the transform. A candidate's score is then
+bilinear in the two entities, as in DistMult (Yang et al. 2015, arXiv 1412.6575), with a
+relation that has seen the entity; a sum of embeddings alone learns that slowly.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,7 +26,8 @@ from bertjax.models import heads
 from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import Encoded
 from bertjax.models.flops import head_flops
-from bertjax.models.layers import Params
+from bertjax.models.initializers import draw_params
+from bertjax.models.layers import Params, dropout, layer_norm, lookup, norm_specs
 from bertjax.objectives.base import NO_TOKENIZER, Batch, Head, Labels, Sum
 from bertjax.objectives.entity_ranks import best_candidates, count_above
 from bertjax.objectives.losses import check_shapes, logits_of
@@ -65,29 +72,85 @@ def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Name what a batch of packed triples holds beside tokens."""
     slots = length // 3
     sizes = {"segment_ids": length, "position_ids": length}
-    sizes |= {"complete_positions": slots, "complete_ids": slots}
+    names = ("positions", "given", "ids")
+    sizes |= {f"complete_{name}": slots for name in names}
     arrays = {k: jax.ShapeDtypeStruct((rows, n), jnp.int32) for k, n in sizes.items()}
     weights = jax.ShapeDtypeStruct((rows, slots), jnp.float32)
     return arrays | {"complete_weights": weights}
 
 
-def make_head(gold: float = 1.0, top: int = 10, candidates: Any = None) -> Head:
+def init_product(rng: jax.Array, cfg: EncoderConfig) -> Params:
+    """Make the masked LM's head with a norm, whatever the config says, and without a
+    transform."""
+    if cfg.embedding_width != cfg.hidden_size:
+        raise UserError(
+            f"objective: complete's product needs model.embedding_size="
+            f"{cfg.embedding_size} to be model.hidden_size={cfg.hidden_size}"
+        )
+    plain = heads.init_mlm(rng, dataclasses.replace(cfg, classifier_transform=False))
+    norm = norm_specs(cfg.hidden_size, cfg.norm_bias)
+    return plain | draw_params(rng, {"norm": norm}, cfg)
+
+
+def read_hidden(
+    params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Any
+) -> jax.Array:
+    """Return what meets the head's transform: the hidden states [B, S, D]."""
+    return encoded.hidden
+
+
+def read_product(
+    params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Any
+) -> jax.Array:
+    """Return hidden states times the entities that are given, [B, S, D]."""
+    given = batch["complete_given"]
+    return multiply_by_given(params, cfg, encoded.hidden, given, rng)
+
+
+def multiply_by_given(
+    params: Params,
+    cfg: EncoderConfig,
+    hidden: jax.Array,
+    given: jax.Array,
+    rng: jax.Array | None,
+) -> jax.Array:
+    """Return hidden [B, S, D] times the embeddings of tokens given i32 [B, S],
+    normalised, and dropped out as hidden states are, unless rng is None."""
+    with jax.named_scope("product"):
+        x = hidden * lookup(params["encoder"]["embeddings"]["word"], given)
+        norm = params[PARAMS]["norm"]
+        x = layer_norm(norm, x, cfg.layer_norm_eps, cfg.norm_type)
+        return dropout(x, cfg.hidden_dropout_prob, rng).astype(cfg.dtype)
+
+
+def make_head(
+    gold: float = 1.0, top: int = 10, product: bool = False, candidates: Any = None
+) -> Head:
     """Make the head, whose parameters are the masked LM's.
 
     gold: the right entity's share of the target. top: entities of an answer at most.
+    product: multiply by the entity that is given, in the place of the transform.
     candidates: which tokens are entities (tasks/types/complete.py); None: all that are
     not special. Raises UserError for a gold that is no share.
     """
-    return make_candidate_head("complete", labels, gold, top, candidates)
+    parts = (init_product, read_product) if product else (heads.init_mlm, read_hidden)
+    return make_candidate_head("complete", labels, gold, top, candidates, *parts)
 
 
 def make_candidate_head(
-    name: str, labels: Labels, gold: float, top: int, candidates: Any
+    name: str,
+    labels: Labels,
+    gold: float,
+    top: int,
+    candidates: Any,
+    init: Callable[..., Params] = heads.init_mlm,
+    read: Callable[..., jax.Array] = read_hidden,
 ) -> Head:
     """Make a head that chooses among tokens at `<name>_positions` i32 [B, S].
 
     A batch has `<name>_ids` i32 and `<name>_weights` f32 [B, S] where it is known what
-    is right, and known_entities i32 [B, S, F] where it is ranked.
+    is right, and known_entities i32 [B, S, F] where it is ranked. init makes the
+    head's parameters; read: what it reads of hidden states, as read_hidden does.
     """
     ids_name, weights_name = f"{name}_ids", f"{name}_weights"
     if not 0 < gold <= 1:
@@ -113,6 +176,7 @@ def make_candidate_head(
         if ids_name not in batch:  # rows that are to be answered
             return {}
         first, count = span(cfg)
+        hidden = read(params, cfg, encoded, batch, rng)
 
         def score(_: Any, hidden: Any, ids: Any, weights: Any) -> tuple[Any, Any]:
             scores = entity_scores(params, cfg, hidden, first, count)
@@ -121,13 +185,14 @@ def make_candidate_head(
             loss = soft_cross_entropy(*args, gold)
             return {f"{name}_loss": loss, f"{name}_accuracy": accuracy(*args)}, ()
 
-        arrays = encoded.hidden, batch[ids_name], slot_weights(batch)
+        arrays = hidden, batch[ids_name], slot_weights(batch)
         return sum_in_chunks(score, cfg, arrays)[0]
 
     def outputs(
         params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch
     ) -> dict[str, jax.Array]:
         first, count = span(cfg)
+        hidden = read(params, cfg, encoded, batch, None)
 
         def rank(_: Any, hidden: Any, *more: Any) -> tuple[Any, Any]:
             scores = entity_scores(params, cfg, hidden, first, count)
@@ -137,12 +202,12 @@ def make_candidate_head(
             return (), count_above(scores, jnp.maximum(ids - first, 0), *known)
 
         given = [k for k in (ids_name, "known_entities") if k in batch]
-        arrays = encoded.hidden, *(batch[k] for k in given)
+        arrays = hidden, *(batch[k] for k in given)
         return sum_in_chunks(rank, cfg, arrays)[1]
 
     return Head(
         name,
-        heads.init_mlm,
+        init,
         weights,
         sums,
         reads=f"{name}_positions",

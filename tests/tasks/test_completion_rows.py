@@ -48,6 +48,8 @@ def asked(batch, tokenizer):
             assert mine[at] and batch["input_ids"][row, at] == tokenizer.mask_id
             assert (ids == tokenizer.mask_id).sum() == 1
             end = "head" if places[np.flatnonzero(mine) == at][0] == 0 else "tail"
+            other = ids[-1] if end == "head" else ids[0]
+            assert batch["complete_given"][row, slot] == other
             ids[ids == tokenizer.mask_id] = batch["complete_ids"][row, slot]
             found.append((end, *(tokenizer.pieces[i] for i in ids)))
     assert len(found) == int(batch["complete_weights"].sum())

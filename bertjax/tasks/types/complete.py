@@ -117,6 +117,7 @@ class Completions(TripleRows):
             segment_ids         1  1  1  2  2  2  0  0
             position_ids        0  1  2  0  1  2  0  0
             complete_positions  2  3
+            complete_given      5  6
             complete_ids        6  5
         """
         members = self.members(example)
@@ -131,8 +132,10 @@ class Completions(TripleRows):
         )
         segments[row, column], positions[row, column] = slot + 1, at
         is_head = self.laid.sides[members] == HEAD
-        ends = np.where(is_head, 0, np.maximum(widths - 1, 0))
+        last = np.maximum(widths - 1, 0)
+        ends = np.where(is_head, 0, last)
         right = np.take_along_axis(tokens, ends[:, :, None], 2)
+        given = np.take_along_axis(tokens, (last - ends)[:, :, None], 2)
         np.put_along_axis(tokens, ends[:, :, None], specials.mask_id, 2)
         ids[row, column] = tokens[inside]
         batch = {
@@ -141,6 +144,7 @@ class Completions(TripleRows):
             "segment_ids": segments,
             "position_ids": positions,
             "complete_positions": ((begins + ends) * (widths > 0)).astype(np.int32),
+            "complete_given": given[:, :, 0].astype(np.int32),
         }
         if self.labelled:
             batch["complete_ids"] = right[:, :, 0].astype(np.int32)
