@@ -174,15 +174,15 @@ def make_rows(
     """Encode a collection; without labels rows of two texts, whose score is asked."""
     if not labelled and not (read and isinstance(read[0], Collection)):
         return text_rows.make_texts(read, form, tokenizer, False, *say)
-    made = retrieve.make_pairs(
+    rows = retrieve.make_pairs(
         read, form, tokenizer, rows=Listed, candidates=form.candidates
     )
-    if len(np.unique(made.identity)) == 1:
+    if len(np.unique(rows.identity)) == 1:
         raise UserError(
             "objective=rerank: all passages are the same, and a query needs one that "
             "is wrong too"
         )
-    return made
+    return rows
 
 
 def _check(config: ConfigDict) -> None:
