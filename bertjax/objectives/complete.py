@@ -81,7 +81,7 @@ def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
 
 def init_product(rng: jax.Array, cfg: EncoderConfig) -> Params:
     """Make the masked LM's head with a norm, whatever the config says, and without a
-    transform."""
+    transform. Raises UserError for embeddings of another width than hidden states."""
     if cfg.embedding_width != cfg.hidden_size:
         raise UserError(
             f"objective: complete's product needs model.embedding_size="
@@ -126,12 +126,14 @@ def multiply_by_given(
 def make_head(
     gold: float = 1.0, top: int = 10, product: bool = False, candidates: Any = None
 ) -> Head:
-    """Make the head, whose parameters are the masked LM's.
+    """Make the head, whose parameters are the masked LM's; with `product` a norm and
+    a bias are all that it has of its own.
 
     gold: the right entity's share of the target. top: entities of an answer at most.
     product: multiply by the entity that is given, in the place of the transform.
     candidates: which tokens are entities (tasks/types/complete.py); None: all that are
-    not special. Raises UserError for a gold that is no share.
+    not special. Raises UserError for a gold that is no share; init does for a product
+    of embeddings that are not as wide as hidden states.
     """
     parts = (init_product, read_product) if product else (heads.init_mlm, read_hidden)
     return make_candidate_head("complete", labels, gold, top, candidates, *parts)

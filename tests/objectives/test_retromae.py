@@ -228,7 +228,8 @@ def test_the_loss_is_both():
 
 
 # ---------------------------------------------------------------- training
-@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("packed", [False, True])
 def test_on_one_device_and_on_eight(packed):
     objective, *_ = made()
     batches = [make_batch(packed, seed) for seed in range(3)]

@@ -19,6 +19,7 @@ from bertjax.scoring import own, retrieval
 from bertjax.scoring.mlm_loss import Tally, make_guesser
 from bertjax.scoring.scorer import Scores, value_lines
 from bertjax.tasks import passages
+from bertjax.tasks.passages import Collection
 
 PAIR = dict(sentence_good="a list of words.", sentence_bad="a words list of.", UID="x")
 
@@ -362,6 +363,14 @@ def test_bytes_are_whole_numbers():
     assert line.split(maxsplit=2)[2] == "index_bytes 1,536,000, mrr@10 0.25"
 
 
+def test_options_are_refused_before_a_model_is_opened(tmp_path):
+    given = ["--model=nowhere", "--what=retrieval", "--text=nowhere"]
+    with pytest.raises(UserError, match="--depth is of --rerank=MODEL"):
+        evaluate.main([*given, "--depth=5"])
+    with pytest.raises(UserError, match=r"--mine=.*x\.txt is no name of such a file"):
+        evaluate.main([*given, f"--mine={tmp_path}/x.txt"])
+
+
 def test_what_is_written_replaces_no_text(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text("{}\n")
@@ -378,4 +387,8 @@ def test_what_is_written_replaces_no_text(tmp_path):
         mine = str(folder / f"{name}.jsonl")
         with pytest.raises(UserError, match=r"--mine=.* is a file of --text, which it"):
             retrieval.check_mining(mine, {"valid": read[0]})
+    odd = folder / "a,b.jsonl"  # where files are patterns, commas part them
+    odd.write_text("{}\n")
+    with pytest.raises(UserError, match=r"--mine=.* is a file of --text, which it"):
+        retrieval.check_mining(str(odd), {"valid": Collection(files=[str(odd)])})
     assert file.read_text() == "{}\n"
