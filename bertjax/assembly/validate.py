@@ -71,6 +71,7 @@ RANGES = {
     "task.num_beams": (1, 2**10),
     "task.length_penalty": (-100, 100),
     "task.paths": (1, 3),
+    "task.answers": (1, 2**12),
     "task.disambiguate": (0, 2**16),
     "task.max_regions": (1, 2**12),
     "task.region_size": (1, 2**16),

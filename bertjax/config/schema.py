@@ -205,8 +205,11 @@ def task_keys() -> dict[str, Any]:
         target_length=64,
         num_beams=1,
         length_penalty=1.0,
-        # Of complete: relations of a path at most; 1: triples alone.
+        # Of complete: relations of a path at most; 1: triples alone. answers: above 1
+        # each question is learnt once an epoch, with so many of its right answers at
+        # most, drawn anew; 1: once a triple, with that one's.
         paths=1,
+        answers=1,
         # Of mlmlm: whether the text about an entity is read behind its name; how many
         # pieces of it belong to an answer whose name others have too; whether padding
         # behind a short answer is predicted, and counts.

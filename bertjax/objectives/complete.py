@@ -12,6 +12,7 @@ Ours: with `product` the hidden state is multiplied by the embedding of the enti
 is given, and normalised, in the place of the transform. A candidate's score is then
 bilinear in the two entities, as in DistMult (Yang et al. 2015, arXiv 1412.6575), with a
 relation that has seen the entity; a sum of embeddings alone learns that slowly.
+Where a batch has several right answers to a query they share `gold` (task.answers).
 """
 
 import dataclasses
@@ -30,7 +31,7 @@ from bertjax.models.initializers import draw_params
 from bertjax.models.layers import Params, dropout, layer_norm, lookup, norm_specs
 from bertjax.objectives.base import NO_TOKENIZER, Batch, Head, Labels, Sum
 from bertjax.objectives.entity_ranks import best_candidates, count_above
-from bertjax.objectives.losses import check_shapes, logits_of
+from bertjax.objectives.losses import check_shapes
 from bertjax.objectives.metrics import accuracy
 from bertjax.objectives.task_head import row_weights
 from bertjax.objectives.token_head import PARAMS, sum_in_chunks
@@ -39,18 +40,29 @@ from bertjax.objectives.token_head import PARAMS, sum_in_chunks
 def soft_cross_entropy(
     scores: jax.Array, right: jax.Array, weights: jax.Array, gold: float
 ) -> Sum:
-    """Sum weighted cross-entropies, in nats, of targets that give the right candidate
-    `gold` and each of the others (1 - gold) / (N - 1).
+    """Sum weighted cross-entropies, in nats, of targets that give A right candidates
+    gold / A each and every other one (1 - gold) / (N - A).
 
-    scores f32 [..., N]; right i32, weights f32 [...].
+    scores f32 [..., N]; right i32 [..., A], -1 for none but in the first place; weights
+    f32 [...].
     """
-    check_shapes(scores, right, weights)
-    own = logits_of(scores, right)
-    each = jax.nn.logsumexp(scores, axis=-1) - gold * own
+    check_shapes(scores, right[..., 0], weights)
+    is_right = right >= 0
+    count = jnp.sum(is_right, axis=-1)
+    own = jnp.take_along_axis(scores, right, axis=-1, mode="clip")
+    own = jnp.sum(own * is_right, axis=-1)
+    each = jax.nn.logsumexp(scores, axis=-1) - gold * own / count
     if gold < 1:
-        rest = (1.0 - gold) / max(scores.shape[-1] - 1, 1)
+        rest = (1.0 - gold) / jnp.maximum(scores.shape[-1] - count, 1)
         each -= rest * (jnp.sum(scores, axis=-1) - own)
     return Sum(jnp.sum(weights * each), jnp.sum(weights))
+
+
+def likeliest_of(scores: jax.Array, right: jax.Array) -> jax.Array:
+    """Return the right candidate of the highest score, i32 [...], as above."""
+    own = jnp.take_along_axis(scores, right, axis=-1, mode="clip")
+    best = jnp.argmax(jnp.where(right >= 0, own, -jnp.inf), axis=-1, keepdims=True)
+    return jnp.take_along_axis(right, best, axis=-1)[..., 0]
 
 
 def entity_scores(
@@ -151,10 +163,12 @@ def make_candidate_head(
     """Make a head that chooses among tokens at `<name>_positions` i32 [B, S].
 
     A batch has `<name>_ids` i32 and `<name>_weights` f32 [B, S] where it is known what
-    is right, and known_entities i32 [B, S, F] where it is ranked. init makes the
-    head's parameters; read: what it reads of hidden states, as read_hidden does.
+    is right, `<name>_more` i32 [B, S, A - 1] where more is, -1 for none, and
+    known_entities i32 [B, S, F] where it is ranked. init makes the head's parameters;
+    read: what it reads of hidden states, as read_hidden does.
     """
-    ids_name, weights_name = f"{name}_ids", f"{name}_weights"
+    ids_name, more_name = f"{name}_ids", f"{name}_more"
+    weights_name = f"{name}_weights"
     if not 0 < gold <= 1:
         raise UserError(f"objective: {name}'s gold={gold} has to be above 0, at most 1")
 
@@ -179,15 +193,19 @@ def make_candidate_head(
             return {}
         first, count = span(cfg)
         hidden = read(params, cfg, encoded, batch, rng)
+        right = jnp.maximum(batch[ids_name] - first, 0)[..., None]
+        if more_name in batch:
+            more = batch[more_name]
+            more = jnp.where(more < 0, -1, more - first)
+            right = jnp.concatenate([right, more], axis=-1)
 
-        def score(_: Any, hidden: Any, ids: Any, weights: Any) -> tuple[Any, Any]:
+        def score(_: Any, hidden: Any, right: Any, weights: Any) -> tuple[Any, Any]:
             scores = entity_scores(params, cfg, hidden, first, count)
-            right = jnp.maximum(ids - first, 0)
-            args = scores, right, weights
-            loss = soft_cross_entropy(*args, gold)
-            return {f"{name}_loss": loss, f"{name}_accuracy": accuracy(*args)}, ()
+            loss = soft_cross_entropy(scores, right, weights, gold)
+            is_right = accuracy(scores, likeliest_of(scores, right), weights)
+            return {f"{name}_loss": loss, f"{name}_accuracy": is_right}, ()
 
-        arrays = hidden, batch[ids_name], slot_weights(batch)
+        arrays = hidden, right, slot_weights(batch)
         return sum_in_chunks(score, cfg, arrays)[0]
 
     def outputs(

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from bertjax import UserError, counted
+from bertjax.data import counter_rng
 from bertjax.tasks.task_rows import Outputs
 from bertjax.tasks.triple_files import BLANK, Described, Triple
 
@@ -319,12 +320,37 @@ class KnownAnswers:
         """
         begin, end = self.ranges(queries)
         at = begin[:, None] + np.arange(width)
+        out = self._at(queries, at, at < end[:, None])
+        out[out == queries.answers[:, None]] = -1
+        return out
+
+    def draw(self, queries: Queries, width: int, keys: np.ndarray) -> np.ndarray:
+        """Draw up to `width` of the known answers to each query, under keys u64 [n]:
+        i32 [n, width], -1 where there are no more.
+
+        They are neighbours in the order of numbers, the first one behind the last:
+        each is as likely as any other. Of the answers 3, 5, 8 two are 3 5, 5 8 or 8 3.
+        """
+        begin, end = self.ranges(queries)
+        count = np.maximum(end - begin, 1)[:, None]
+        first = counter_rng.below(keys[:, None], 0, count)
+        places = np.arange(width)
+        at = begin[:, None] + (first + places) % count
+        return self._at(queries, at, places < (end - begin)[:, None])
+
+    def once(self, queries: Queries) -> Queries:
+        """Return the first of the queries that ask the same."""
+        same = np.stack([queries.sides, self.ranges(queries)[0]], axis=1)
+        _, first = np.unique(same, axis=0, return_index=True)
+        return queries.take(np.sort(first))
+
+    def _at(self, queries: Queries, at: np.ndarray, real: np.ndarray) -> np.ndarray:
+        """Return the answers at places i64 [n, width] of those of a query's side, -1
+        where `real` says that there is none."""
         out = np.full(at.shape, -1, np.int32)
         for side, (_, answers) in self.sorted.items():
-            mine = queries.sides == side
-            inside = mine[:, None] & (at < end[:, None])
-            out[inside] = answers[at[inside]]
-        out[out == queries.answers[:, None]] = -1
+            mine = (queries.sides == side)[:, None] & real
+            out[mine] = answers[at[mine]]
         return out
 
 

@@ -20,7 +20,14 @@ from bertjax.tasks.triple_files import Triple, read_descriptions, read_triples
 # Keys of config.task by the parts of a triple, which always stand in this order.
 COLUMNS = {"text": "head", "text_pair": "relation", "label": "tail"}
 UNUSED = {"labels": "", "choices": "", **COLUMNS}
-SETTINGS = ("paths", "descriptions", "disambiguate", "pads", "target_length")
+SETTINGS = (
+    "paths",
+    "answers",
+    "descriptions",
+    "disambiguate",
+    "pads",
+    "target_length",
+)
 
 
 def check(config: ConfigDict) -> None:

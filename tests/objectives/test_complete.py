@@ -13,6 +13,7 @@ from bertjax.models.config import EncoderConfig
 from bertjax.objectives import token_head
 from bertjax.objectives.complete import (
     entity_scores,
+    likeliest_of,
     multiply_by_given,
     soft_cross_entropy,
 )
@@ -41,10 +42,11 @@ def make_cfg(vocab_size, **changes):
     )
 
 
-def make_rows(text, paths=1):
+def make_rows(text, paths=1, answers=1):
     read = parse_triples(text, "t.tsv")
     made = Graph.of(read, [], {}, False)
-    graph = Graph(made.entities, made.relations, settings={"paths": paths})
+    settings = {"paths": paths, "answers": answers}
+    graph = Graph(made.entities, made.relations, settings=settings)
     tokenizer = make_tokenizer(graph)
     form = Form((), "", (), 1, TASK_TYPE.metrics, graph=graph)
     return TASK_TYPE.make_rows(read, form, tokenizer, True), tokenizer
@@ -70,7 +72,8 @@ def test_the_loss_is_the_published_formula(gold):
     soft = one_hot * gold + (1 - one_hot) * (1 - gold) / (7 - 1)
     log_p = scores - np.log(np.exp(scores).sum(-1, keepdims=True))
     each = -(soft * log_p).sum(-1)
-    f32 = (jnp.asarray(scores, jnp.float32), right, jnp.asarray(weights, jnp.float32))
+    places = right[..., None]
+    f32 = (jnp.asarray(scores, jnp.float32), places, jnp.asarray(weights, jnp.float32))
     found = soft_cross_entropy(*f32, gold)
     assert found.value == pytest.approx((weights * each).sum(), rel=1e-5)
     assert found.weight == weights.sum()
@@ -78,13 +81,18 @@ def test_the_loss_is_the_published_formula(gold):
 
 def test_a_worked_loss():
     scores = jnp.log(jnp.array([[0.5, 0.25, 0.25]]))
-    right, ones = jnp.array([0]), jnp.ones(1)
+    right, ones = jnp.array([[0]]), jnp.ones(1)
     assert soft_cross_entropy(scores, right, ones, 1.0).value == pytest.approx(
         np.log(2)
     )
     # 0.6 of ln 2, and 0.2 of ln 4 twice
     half = soft_cross_entropy(scores, right, ones, 0.6).value
     assert half == pytest.approx(0.6 * np.log(2) + 0.4 * np.log(4))
+    # Two right ones share 0.6; the third has the rest. The likelier of them counts.
+    both = jnp.array([[1, 0, -1]])
+    found = soft_cross_entropy(scores, both, ones, 0.6).value
+    assert found == pytest.approx(0.3 * np.log(2) + 0.7 * np.log(4))
+    assert likeliest_of(scores, both).tolist() == [0]
 
 
 def test_entities_alone_are_candidates():
@@ -199,8 +207,8 @@ def single_rows(batch, tokenizer):
     }
 
 
-def ring_batches(steps, options="gold=1"):
-    rows, tokenizer = make_rows(RING)
+def ring_batches(steps, options="gold=1", answers=1):
+    rows, tokenizer = make_rows(RING, answers=answers)
     cfg = make_cfg(tokenizer.vocab_size)
     spec = f"complete:{options}"
     objective, _ = make_objective(spec, cfg, candidates=rows.candidates)

@@ -19,9 +19,9 @@ def random_lines(entities=40, relations=3, n=150, seed=0):
     return "".join(f"e{h}\tr{r}\te{t}\n" for h, r, t in rows)
 
 
-def make_rows(text, labelled=True, paths=1, graph=None):
+def make_rows(text, labelled=True, paths=1, graph=None, answers=1):
     read = parse_triples(text, "t.tsv")
-    settings = {"paths": paths}
+    settings = {"paths": paths, "answers": answers}
     made = Graph.of(read, [], {}, False)
     graph = graph or Graph(made.entities, made.relations, settings=settings)
     form = Form((), "", (), 1, TASK_TYPE.metrics, graph=graph)
@@ -84,6 +84,54 @@ def test_a_row_is_itself_alone_and_in_any_batch():
     assert again.content_hash == rows.content_hash
     turned = "".join(random_lines().splitlines(keepends=True)[::-1])
     assert make_rows(turned, paths=3)[0].content_hash != rows.content_hash
+
+
+def test_a_question_is_asked_once_with_several_answers():
+    """Over epochs each answer is drawn as often as others, never one twice."""
+    text = random_lines(entities=12, relations=2, n=150)
+    rows, tokenizer = make_rows(text, answers=3)
+    rows = rows.plan(24)
+    right = {}
+    for h, r, t in (line.split("\t") for line in text.splitlines()):
+        right.setdefault(("tail", h, r), set()).add(t)
+        right.setdefault(("head", t, r), set()).add(h)
+    drawn = {query: [] for query in right}
+    epochs = 200
+    for epoch in range(epochs):
+        keys = counter_rng.fold(1, epoch, np.arange(rows.n))
+        batch = all_rows(rows, tokenizer, keys)
+        found = asked(batch, tokenizer)
+        ids = np.concatenate(
+            [batch["complete_ids"][..., None], batch["complete_more"]], axis=-1
+        )[batch["complete_weights"] > 0]
+        assert len(found) == len(right)
+        for (end, *triple), answers in zip(found, ids, strict=True):
+            query = end, triple[0] if end == "tail" else triple[2], triple[1]
+            mine = [tokenizer.pieces[i] for i in answers if i >= 0]
+            assert len({*mine}) == len(mine) == min(3, len(right[query]))
+            drawn[query] += mine
+    for query, answers in drawn.items():
+        counts = [answers.count(entity) for entity in right[query]]
+        assert sum(counts) == len(answers)
+        share = min(3, len(counts)) / len(counts)
+        # five standard deviations
+        assert np.allclose(counts, share * epochs, atol=5 * (epochs / 4) ** 0.5)
+    # What is scored asks of each triple.
+    assert rows.for_scores().plan(24).laid.sides.shape[0] == 2 * text.count("\n")
+
+
+def test_paths_have_their_own_answer_beside_several():
+    text = random_lines(n=60)
+    rows, tokenizer = make_rows(text, paths=3, answers=4)
+    rows = rows.plan(64)
+    batch = all_rows(rows, tokenizer)
+    one, more = make_rows(text, paths=3)[0].plan(64), batch["complete_more"]
+    real = batch["complete_weights"] > 0
+    lengths = [len(x) - 3 for x in asked(batch, tokenizer)]
+    assert (more[real][np.array(lengths) > 1] == -1).all()
+    assert (more[real][np.array(lengths) == 1] >= 0).any()
+    assert (one.edges > 1).sum() == (rows.edges > 1).sum()
+    assert one.content_hash != rows.content_hash
 
 
 def test_paths_are_walks_of_the_graph():

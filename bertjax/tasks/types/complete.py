@@ -5,6 +5,10 @@ Wang et al. 2019 (arXiv 1911.02168), section 3: a triple is three tokens, one of
 ends is [MASK]; so is a path, entity, relations, entity. Nothing begins or ends a
 sequence, and as many as there is room for share a row, where they do not see each
 other. Which ones do is drawn once; the rows are shuffled in every epoch.
+
+Ours: with task.answers a question that several triples ask is learnt once an epoch,
+with several of its answers (all of them in 1-N scoring: Dettmers et al. 2018, arXiv
+1707.01476, section 5.1).
 """
 
 import json
@@ -20,7 +24,7 @@ from bertjax.data import counter_rng
 from bertjax.data.tokenizers import plain_ids, tokenizer_files
 from bertjax.data.tokenizers.tokenizer import Tokenizer
 from bertjax.tasks import graphs, open_graph
-from bertjax.tasks.graphs import HEAD, TAIL, Graph, Queries
+from bertjax.tasks.graphs import HEAD, TAIL, Graph, KnownAnswers, Queries
 from bertjax.tasks.tables import Say, silent
 from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs
 from bertjax.tasks.triple_files import Triple
@@ -43,16 +47,20 @@ class Completions(TripleRows):
     """Queries, several a row.
 
     queries: as they were read, of triples that say what is right both ends of each.
-    paths: relations of a path at most; 1: triples alone. `plan` makes the rest: laid,
-    the queries in the order in which rows take them; edges i64 [queries], the relations
-    of each, and walks, where they are more than one; starts i64 [rows + 1], the first
-    query of each row, and the end; slots, queries of a row at most.
+    paths: relations of a path at most; 1: triples alone. at_once: right answers that
+    are learnt at once; above 1 triples that ask the same are one query. `plan` makes
+    the rest: laid, the queries in the order in which rows take them; edges i64
+    [queries], the relations of each, and walks, where they are more than one; shared,
+    what answers are drawn from, where they are more than one; starts i64 [rows + 1],
+    the first query of each row, and the end; slots, queries of a row at most.
     """
 
     paths: int = 1
+    at_once: int = 1
     laid: Queries | None = None
     edges: np.ndarray | None = None
     walks: Walks | None = None
+    shared: KnownAnswers | None = None
     starts: np.ndarray | None = None
     slots: int = 0
 
@@ -64,19 +72,26 @@ class Completions(TripleRows):
         return Candidates(FIRST, len(self.graph.entities))
 
     def arrays(self) -> list[np.ndarray | None]:
-        return [*self.queries, np.array(self.paths), self.graph.vocabulary]
+        settings = [np.array(self.paths)]
+        if self.at_once > 1:
+            settings.append(np.array(self.at_once))
+        return [*self.queries, *settings, self.graph.vocabulary]
 
     def plan(self, length: int) -> Self:
         """Draw paths, and fill rows with queries, one after the other."""
-        queries, walks = self.queries, None
+        every, walks, shared = self.queries, None, None
+        is_learnt = self.labelled and self.known is None
+        queries = every
+        if self.at_once > 1 and is_learnt:
+            shared = KnownAnswers(every.triples, self.graph.width)
+            queries = shared.once(every)
         edges = np.ones(len(queries.sides), np.int64)
         if self.paths > 1:
-            tails = queries.triples[:, TAIL]
-            walks = Walks.of(queries.triples[::2], len(self.graph.entities))
-            drawn = draw_lengths(walks, tails, self.paths)
-            queries = queries.join(queries.take(drawn > 1))
+            walks = Walks.of(every.triples[::2], len(self.graph.entities))
+            drawn = draw_lengths(walks, every.triples[:, TAIL], self.paths)
+            queries = queries.join(every.take(drawn > 1))
             edges = np.concatenate([edges, drawn[drawn > 1]])
-        if self.labelled and self.known is None:
+        if is_learnt:
             n = len(edges)
             order = np.argsort(counter_rng.permute(np.arange(n), n, SHUFFLE))
             queries, edges = queries.take(order), edges[order]
@@ -91,7 +106,7 @@ class Completions(TripleRows):
                 used = 0
             used += width
         at = np.array([*starts, len(edges)], np.int64)
-        laid = dict(laid=queries, edges=edges, walks=walks, starts=at)
+        laid = dict(laid=queries, edges=edges, walks=walks, shared=shared, starts=at)
         return replace(super().plan(length), slots=length // 3, **laid)
 
     @cached_property
@@ -107,9 +122,10 @@ class Completions(TripleRows):
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
         """Make rows: input_ids, attention_mask, segment_ids, position_ids i32 [b, L];
         complete_positions i32 [b, S] of the masks. Where it is known what is right
-        complete_ids i32, its token, and complete_weights f32 [b, S]; where rows are
-        scored known_entities i32 [b, S, F], what is right too, by the entities'
-        numbers, -1 for none.
+        complete_ids i32, its token, and complete_weights f32 [b, S]; where several
+        are learnt at once complete_more i32 [b, S, at_once - 1], the tokens of others,
+        -1 for none; where rows are scored known_entities i32 [b, S, F], what is right
+        too, by the entities' numbers, -1 for none.
 
         Entities 5 6, relation 7, the triple 5 7 6, length 8 (mask 4, padding 0):
 
@@ -149,12 +165,28 @@ class Completions(TripleRows):
         if self.labelled:
             batch["complete_ids"] = right[:, :, 0].astype(np.int32)
             batch["complete_weights"] = (members >= 0).astype(np.float32)
+        if self.shared is not None:
+            drawn = self._draw_answers(members, keys)
+            is_path = self.edges[members] > 1
+            drawn[is_path, 0], drawn[is_path, 1:] = right[is_path, 0], -1
+            batch["complete_ids"] = drawn[..., 0]
+            batch["complete_more"] = drawn[..., 1:]
         if self.known is not None:
             others = self.known.others(
                 self.laid.take(members.ravel()), self.known_width
             )
             batch["known_entities"] = others.reshape(*members.shape, -1)
         return batch
+
+    def _draw_answers(self, members: np.ndarray, keys: Any) -> np.ndarray:
+        """Return the tokens of some answers to queries, i32 [b, S, at_once], -1 for
+        none."""
+        slots = np.arange(members.shape[1])
+        own = counter_rng.fold(counter_rng.fold(keys, "answers")[:, None], slots)
+        asked = self.laid.take(members.ravel())
+        drawn = self.shared.draw(asked, self.at_once, own.ravel())
+        tokens = np.where(drawn < 0, -1, FIRST + drawn).astype(np.int32)
+        return tokens.reshape(*members.shape, -1)
 
     @cached_property
     def known_width(self) -> int:
@@ -215,7 +247,9 @@ class Completions(TripleRows):
             own = row["input_ids"][row["segment_ids"] == slot + 1]
             asked = " ".join(tokenizer.pieces[i] for i in own)
             if self.labelled:
-                asked += f" = {tokenizer.pieces[row['complete_ids'][slot]]}"
+                more = row["complete_more"][slot] if "complete_more" in row else ()
+                right = row["complete_ids"][slot], *(i for i in more if i >= 0)
+                asked += f" = {', '.join(tokenizer.pieces[i] for i in right)}"
             yield f"query {slot + 1}", asked
 
     def read_as(self, tokenizer: Any, labelled: bool = True) -> str:
@@ -255,8 +289,9 @@ def make_completions(
     tokens = queries.triples[:, 1] + len(form.graph.entities), ends[ends >= 0]
     ids = FIRST + np.concatenate(tokens)
     counts = np.bincount(ids, minlength=tokenizer.vocab_size)
-    paths = form.graph.settings["paths"] if labelled else 1
-    return Completions(form, counts, queries, labelled, paths)
+    settings = form.graph.settings
+    each = [settings[key] if labelled else 1 for key in ("paths", "answers")]
+    return Completions(form, counts, queries, labelled, *each)
 
 
 def make_tokenizer(graph: Graph) -> Tokenizer:
@@ -277,6 +312,6 @@ def make_tokenizer(graph: Graph) -> Tokenizer:
 
 TASK_TYPE = triple_type(
     make_rows=make_completions,
-    settings=("paths",),
+    settings=("paths", "answers"),
     make_tokenizer=make_tokenizer,
 )
