@@ -24,7 +24,8 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 ROOT = Path(__file__).parents[1]
-# Cases that compile for seconds, and of whose kind another one stays in `make test`.
+# What compiles for seconds, and of whose kind something else stays in `make test`: a
+# test or, for all that need it, a fixture, FILE::NAME.
 SLOW = frozenset((ROOT / "tests/slow.txt").read_text(encoding="utf-8").splitlines())
 
 
@@ -68,7 +69,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list) -> None:
         return
     skip = pytest.mark.skip(reason="slow: runs with --runslow")
     for item in items:
-        if "slow" in item.keywords or item.nodeid.removeprefix("tests/") in SLOW:
+        name = item.nodeid.removeprefix("tests/")
+        file = name.partition("::")[0]
+        names = {name, *(f"{file}::{fixture}" for fixture in item.fixturenames)}
+        if "slow" in item.keywords or names & SLOW:
             item.add_marker(skip)
 
 
