@@ -207,7 +207,7 @@ def task_keys() -> dict[str, Any]:
         length_penalty=1.0,
         # Of complete: relations of a path at most; 1: triples alone. answers: above 1
         # each question is learnt once an epoch, with so many of its right answers at
-        # most, drawn anew; 1: once a triple, with that one's.
+        # most, drawn anew, and weighs as its triples; 1: a triple, a question.
         paths=1,
         answers=1,
         # Of mlmlm: whether the text about an entity is read behind its name; how many

@@ -182,6 +182,28 @@ def test_packed_is_unpacked(product, pieces, monkeypatch):
         np.testing.assert_array_equal(mine, np.asarray(theirs[name])[:, 0])
 
 
+@pytest.mark.parametrize("gold", [1.0, 0.9])
+def test_answers_at_once_have_the_loss_of_one_by_one(gold):
+    """A question weighs as its triples: with all its answers the sums are equal where
+    the others get nothing, and near it where answers get of each other's rest."""
+    lines = {f"e{i}\tr\te{j}\n" for i in range(5) for j in range(i + 2)}
+    found, sizes = [], []
+    for answers in (1, 8):
+        rows, tokenizer = make_rows("".join(sorted(lines)), answers=answers)
+        rows = rows.plan(24)
+        cfg = make_cfg(tokenizer.vocab_size, initializer_range=0.3)
+        spec = f"complete:gold={gold}"
+        objective, _ = make_objective(spec, cfg, candidates=rows.candidates)
+        params = jax.jit(objective.init)(jax.random.key(0))
+        terms, _ = jax.jit(objective.evaluate)(params, gathered(rows, tokenizer))
+        found.append(terms["complete_loss"])
+        sizes.append(len(rows.laid.sides))
+    (one, weight), (many, same) = found
+    assert weight == same == 2 * len(lines)
+    assert float(many) == pytest.approx(float(one), rel=1e-5 if gold == 1 else 0.05)
+    assert sizes[1] < sizes[0]
+
+
 def single_rows(batch, tokenizer):
     """Put each sequence of a batch into a row of its own, which is not packed."""
     ids, positions, given, right = [], [], [], []

@@ -8,7 +8,8 @@ other. Which ones do is drawn once; the rows are shuffled in every epoch.
 
 Ours: with task.answers a question that several triples ask is learnt once an epoch,
 with several of its answers (all of them in 1-N scoring: Dettmers et al. 2018, arXiv
-1707.01476, section 5.1).
+1707.01476, section 5.1), and weighs as much as those triples do: the expected loss of
+an epoch is the same, its rows are fewer.
 """
 
 import json
@@ -124,8 +125,9 @@ class Completions(TripleRows):
         complete_positions i32 [b, S] of the masks. Where it is known what is right
         complete_ids i32, its token, and complete_weights f32 [b, S]; where several
         are learnt at once complete_more i32 [b, S, at_once - 1], the tokens of others,
-        -1 for none; where rows are scored known_entities i32 [b, S, F], what is right
-        too, by the entities' numbers, -1 for none.
+        -1 for none, and weights are how many there are; where rows are scored
+        known_entities i32 [b, S, F], what is right too, by the entities' numbers, -1
+        for none.
 
         Entities 5 6, relation 7, the triple 5 7 6, length 8 (mask 4, padding 0):
 
@@ -166,11 +168,12 @@ class Completions(TripleRows):
             batch["complete_ids"] = right[:, :, 0].astype(np.int32)
             batch["complete_weights"] = (members >= 0).astype(np.float32)
         if self.shared is not None:
-            drawn = self._draw_answers(members, keys)
+            drawn, count = self._draw_answers(members, keys)
             is_path = self.edges[members] > 1
             drawn[is_path, 0], drawn[is_path, 1:] = right[is_path, 0], -1
             batch["complete_ids"] = drawn[..., 0]
             batch["complete_more"] = drawn[..., 1:]
+            batch["complete_weights"] *= np.where(is_path, 1, count)
         if self.known is not None:
             others = self.known.others(
                 self.laid.take(members.ravel()), self.known_width
@@ -178,15 +181,19 @@ class Completions(TripleRows):
             batch["known_entities"] = others.reshape(*members.shape, -1)
         return batch
 
-    def _draw_answers(self, members: np.ndarray, keys: Any) -> np.ndarray:
+    def _draw_answers(
+        self, members: np.ndarray, keys: Any
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens of some answers to queries, i32 [b, S, at_once], -1 for
-        none."""
+        none, and how many each query has, f32 [b, S]."""
         slots = np.arange(members.shape[1])
         own = counter_rng.fold(counter_rng.fold(keys, "answers")[:, None], slots)
         asked = self.laid.take(members.ravel())
+        begin, end = self.shared.ranges(asked)
         drawn = self.shared.draw(asked, self.at_once, own.ravel())
         tokens = np.where(drawn < 0, -1, FIRST + drawn).astype(np.int32)
-        return tokens.reshape(*members.shape, -1)
+        count = (end - begin).astype(np.float32)
+        return tokens.reshape(*members.shape, -1), count.reshape(members.shape)
 
     @cached_property
     def known_width(self) -> int:
