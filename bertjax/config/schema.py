@@ -206,8 +206,8 @@ def task_keys() -> dict[str, Any]:
         num_beams=1,
         length_penalty=1.0,
         # Of complete: relations of a path at most; 1: triples alone. answers: above 1
-        # each question is learnt once an epoch, with so many of its right answers at
-        # most, drawn anew, and weighs as its triples; 1: a triple, a question.
+        # each question is learnt once an epoch for every so many of its right answers,
+        # and weighs as their triples; 1: once a triple.
         paths=1,
         answers=1,
         # Of mlmlm: whether the text about an entity is read behind its name; how many

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from bertjax import UserError, counted
-from bertjax.data import counter_rng
 from bertjax.tasks.task_rows import Outputs
 from bertjax.tasks.triple_files import BLANK, Described, Triple
 
@@ -324,25 +323,26 @@ class KnownAnswers:
         out[out == queries.answers[:, None]] = -1
         return out
 
-    def draw(self, queries: Queries, width: int, keys: np.ndarray) -> np.ndarray:
-        """Draw up to `width` of the known answers to each query, under keys u64 [n]:
-        i32 [n, width], -1 where there are no more.
+    def shares(self, queries: Queries, width: int) -> tuple[Queries, np.ndarray]:
+        """Return queries that ask the same once for every `width` of their answers, and
+        the first answer of each share, i64 [n].
 
-        They are neighbours in the order of numbers, the first one behind the last:
-        each is as likely as any other. Of the answers 3, 5, 8 two are 3 5, 5 8 or 8 3.
+        Of one with 5 answers and a width of 2 there are three: from 0, 2 and 4 on.
         """
         begin, end = self.ranges(queries)
-        count = np.maximum(end - begin, 1)[:, None]
-        first = counter_rng.below(keys[:, None], 0, count)
-        places = np.arange(width)
-        at = begin[:, None] + (first + places) % count
-        return self._at(queries, at, places < (end - begin)[:, None])
-
-    def once(self, queries: Queries) -> Queries:
-        """Return the first of the queries that ask the same."""
-        same = np.stack([queries.sides, self.ranges(queries)[0]], axis=1)
+        same = np.stack([queries.sides, begin], axis=1)
         _, first = np.unique(same, axis=0, return_index=True)
-        return queries.take(np.sort(first))
+        first = np.sort(first)
+        count = -(-(end - begin)[first] // width)
+        share = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+        return queries.take(np.repeat(first, count)), share * width
+
+    def share(self, queries: Queries, first: np.ndarray, width: int) -> np.ndarray:
+        """Return `width` of the known answers to each query, from first i64 [n] on: i32
+        [n, width], -1 where there are no more."""
+        begin, end = self.ranges(queries)
+        at = (begin + first)[:, None] + np.arange(width)
+        return self._at(queries, at, at < end[:, None])
 
     def _at(self, queries: Queries, at: np.ndarray, real: np.ndarray) -> np.ndarray:
         """Return the answers at places i64 [n, width] of those of a query's side, -1

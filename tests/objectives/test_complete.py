@@ -188,7 +188,7 @@ def test_answers_at_once_have_the_loss_of_one_by_one(gold):
     the others get nothing, and near it where answers get of each other's rest."""
     lines = {f"e{i}\tr\te{j}\n" for i in range(5) for j in range(i + 2)}
     found, sizes = [], []
-    for answers in (1, 8):
+    for answers in (1, 2, 8):
         rows, tokenizer = make_rows("".join(sorted(lines)), answers=answers)
         rows = rows.plan(24)
         cfg = make_cfg(tokenizer.vocab_size, initializer_range=0.3)
@@ -198,10 +198,11 @@ def test_answers_at_once_have_the_loss_of_one_by_one(gold):
         terms, _ = jax.jit(objective.evaluate)(params, gathered(rows, tokenizer))
         found.append(terms["complete_loss"])
         sizes.append(len(rows.laid.sides))
-    (one, weight), (many, same) = found
-    assert weight == same == 2 * len(lines)
-    assert float(many) == pytest.approx(float(one), rel=1e-5 if gold == 1 else 0.05)
-    assert sizes[1] < sizes[0]
+    (one, weight), *others = found
+    for many, same in others:
+        assert weight == same == 2 * len(lines)
+        assert float(many) == pytest.approx(float(one), rel=1e-5 if gold == 1 else 0.05)
+    assert sizes[2] < sizes[1] < sizes[0]
 
 
 def single_rows(batch, tokenizer):

@@ -6,10 +6,10 @@ ends is [MASK]; so is a path, entity, relations, entity. Nothing begins or ends 
 sequence, and as many as there is room for share a row, where they do not see each
 other. Which ones do is drawn once; the rows are shuffled in every epoch.
 
-Ours: with task.answers a question that several triples ask is learnt once an epoch,
-with several of its answers (all of them in 1-N scoring: Dettmers et al. 2018, arXiv
-1707.01476, section 5.1), and weighs as much as those triples do: the expected loss of
-an epoch is the same, its rows are fewer.
+Ours: with task.answers a question that several triples ask is learnt once an epoch for
+every so many of its answers (all of them in 1-N scoring: Dettmers et al. 2018, arXiv
+1707.01476, section 5.1), and weighs as much as those triples do: the loss of an epoch
+is the same, its rows are fewer.
 """
 
 import json
@@ -51,9 +51,10 @@ class Completions(TripleRows):
     paths: relations of a path at most; 1: triples alone. at_once: right answers that
     are learnt at once; above 1 triples that ask the same are one query. `plan` makes
     the rest: laid, the queries in the order in which rows take them; edges i64
-    [queries], the relations of each, and walks, where they are more than one; shared,
-    what answers are drawn from, where they are more than one; starts i64 [rows + 1],
-    the first query of each row, and the end; slots, queries of a row at most.
+    [queries], the relations of each, and walks, where they are more than one; firsts
+    i64 [queries], the first answer of each, and shared, which has them, where they are
+    more than one; starts i64 [rows + 1], the first query of each row, and the end;
+    slots, queries of a row at most.
     """
 
     paths: int = 1
@@ -61,6 +62,7 @@ class Completions(TripleRows):
     laid: Queries | None = None
     edges: np.ndarray | None = None
     walks: Walks | None = None
+    firsts: np.ndarray | None = None
     shared: KnownAnswers | None = None
     starts: np.ndarray | None = None
     slots: int = 0
@@ -82,20 +84,21 @@ class Completions(TripleRows):
         """Draw paths, and fill rows with queries, one after the other."""
         every, walks, shared = self.queries, None, None
         is_learnt = self.labelled and self.known is None
-        queries = every
+        queries, firsts = every, np.zeros(len(every.sides), np.int64)
         if self.at_once > 1 and is_learnt:
             shared = KnownAnswers(every.triples, self.graph.width)
-            queries = shared.once(every)
+            queries, firsts = shared.shares(every, self.at_once)
         edges = np.ones(len(queries.sides), np.int64)
         if self.paths > 1:
             walks = Walks.of(every.triples[::2], len(self.graph.entities))
             drawn = draw_lengths(walks, every.triples[:, TAIL], self.paths)
             queries = queries.join(every.take(drawn > 1))
             edges = np.concatenate([edges, drawn[drawn > 1]])
+            firsts = np.pad(firsts, (0, len(edges) - len(firsts)))
         if is_learnt:
             n = len(edges)
             order = np.argsort(counter_rng.permute(np.arange(n), n, SHUFFLE))
-            queries, edges = queries.take(order), edges[order]
+            queries, edges, firsts = queries.take(order), edges[order], firsts[order]
         if (longest := int(edges.max()) + 2) > length:
             raise UserError(
                 f"data.length={length} is too short: a sequence has {longest} tokens"
@@ -107,8 +110,9 @@ class Completions(TripleRows):
                 used = 0
             used += width
         at = np.array([*starts, len(edges)], np.int64)
-        laid = dict(laid=queries, edges=edges, walks=walks, shared=shared, starts=at)
-        return replace(super().plan(length), slots=length // 3, **laid)
+        laid = dict(laid=queries, edges=edges, walks=walks, firsts=firsts, starts=at)
+        laid |= dict(shared=shared, slots=length // 3)
+        return replace(super().plan(length), **laid)
 
     @cached_property
     def sizes(self) -> tuple[np.ndarray, np.ndarray]:
@@ -168,12 +172,12 @@ class Completions(TripleRows):
             batch["complete_ids"] = right[:, :, 0].astype(np.int32)
             batch["complete_weights"] = (members >= 0).astype(np.float32)
         if self.shared is not None:
-            drawn, count = self._draw_answers(members, keys)
+            own = self._own_share(members)
             is_path = self.edges[members] > 1
-            drawn[is_path, 0], drawn[is_path, 1:] = right[is_path, 0], -1
-            batch["complete_ids"] = drawn[..., 0]
-            batch["complete_more"] = drawn[..., 1:]
-            batch["complete_weights"] *= np.where(is_path, 1, count)
+            own[is_path, 0], own[is_path, 1:] = right[is_path, 0], -1
+            batch["complete_ids"] = own[..., 0]
+            batch["complete_more"] = own[..., 1:]
+            batch["complete_weights"] *= np.sum(own >= 0, axis=-1)
         if self.known is not None:
             others = self.known.others(
                 self.laid.take(members.ravel()), self.known_width
@@ -181,19 +185,13 @@ class Completions(TripleRows):
             batch["known_entities"] = others.reshape(*members.shape, -1)
         return batch
 
-    def _draw_answers(
-        self, members: np.ndarray, keys: Any
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the tokens of some answers to queries, i32 [b, S, at_once], -1 for
-        none, and how many each query has, f32 [b, S]."""
-        slots = np.arange(members.shape[1])
-        own = counter_rng.fold(counter_rng.fold(keys, "answers")[:, None], slots)
-        asked = self.laid.take(members.ravel())
-        begin, end = self.shared.ranges(asked)
-        drawn = self.shared.draw(asked, self.at_once, own.ravel())
-        tokens = np.where(drawn < 0, -1, FIRST + drawn).astype(np.int32)
-        count = (end - begin).astype(np.float32)
-        return tokens.reshape(*members.shape, -1), count.reshape(members.shape)
+    def _own_share(self, members: np.ndarray) -> np.ndarray:
+        """Return the tokens of the answers that queries are learnt with, i32 [b, S,
+        at_once], -1 for none."""
+        some = members.ravel()
+        found = self.shared.share(self.laid.take(some), self.firsts[some], self.at_once)
+        tokens = np.where(found < 0, -1, FIRST + found)
+        return tokens.reshape(*members.shape, -1).astype(np.int32)
 
     @cached_property
     def known_width(self) -> int:
