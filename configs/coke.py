@@ -6,8 +6,9 @@ Wang et al. 2019 (arXiv 1911.02168) and PaddlePaddle/Research, KG/CoKE: 12 layer
 after a tenth of the steps, decay 0.01, weights averaged with 0.9999. ARG wn18rr: 1,000
 epochs, dropout 0.3 (0.1 in its script), the right entity's share of the target 0.15;
 fb15k237: 500 epochs, 0.5, 0.25. Further ARGs: tiny, mini, small, smoke. Ours: their
-hidden state is multiplied by the entity that is given (`product`, docs/graphs.md), and
-they learn at a higher rate, for few epochs.
+hidden state is multiplied by the entity that is given (`product`, docs/graphs.md), a
+question is learnt once an epoch with up to 64 of its answers, and they learn at a
+higher rate, for few epochs.
 
   --config.data.train=train.tsv --config.data.valid=dev.tsv: head, relation, tail
   [--config.data.entities=FILE], what they are called (docs/graphs.md)
@@ -20,9 +21,9 @@ entities alone, without relations; a path begins with a triple of the training s
 from bertjax import config as c
 
 SIZES = {  # layers, width, heads, MLP, epochs, dropout, the right entity's share, rate
-    "tiny": (2, 64, 2, 128, 20, 0.1, 1.0, 4e-3),
-    "mini": (2, 128, 4, 256, 20, 0.2, 1.0, 4e-3),
-    "small": (4, 256, 4, 512, 20, 0.2, 1.0, 1e-3),
+    "tiny": (2, 64, 2, 128, 40, 0.1, 1.0, 4e-3),
+    "mini": (2, 128, 4, 256, 40, 0.2, 1.0, 4e-3),
+    "small": (4, 256, 4, 512, 40, 0.2, 1.0, 1e-3),
     "wn18rr": (12, 256, 4, 512, 1_000, 0.3, 0.15, 5e-4),
     "fb15k237": (12, 256, 4, 512, 500, 0.5, 0.25, 5e-4),
 }
@@ -37,6 +38,8 @@ def get_config(arg: str | None = None):
     config.objective = f"complete:gold={gold:g}"
     if size in OURS:
         config.objective += ",product=True"
+        config.task.answers = 64
+        config.batch_size = 8
     config.model.num_hidden_layers = layers
     config.model.hidden_size = width
     config.model.num_attention_heads = heads
