@@ -5,12 +5,14 @@ import importlib.util
 import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
+from types import SimpleNamespace
 from typing import Any
 
 from ml_collections.config_dict import ConfigDict
 
 from bertjax.assembly import batches as run_batches
 from bertjax.assembly import prepared_text, train_step
+from bertjax.config import durations
 from bertjax.data.features import base as features
 from bertjax.measuring import topologies
 from bertjax.measuring.compile_steps import Target, versions
@@ -71,10 +73,35 @@ def estimate_config(
         "accumulate": config.accumulate,
         **largest,
         "phases": phases,
+        **run_estimate(config, phases, text),
         "data": text,
         "tensorflow": describe_tensorflow(config),
         "versions": versions(),
     }
+
+
+def run_estimate(
+    config: ConfigDict,
+    phases: Sequence[Mapping[str, Any]],
+    text: Sequence[Mapping[str, Any]] | None,
+) -> dict[str, Any]:
+    """Return how many updates `total` comes to, and their hours by the estimated step.
+
+    Each is None where it is not known: of a run with several phases, of epochs without
+    text, of a budget of time, of a step without an estimate.
+    """
+    out: dict[str, Any] = {"total_steps": None, "estimated_run_hours": None}
+    by_epochs = durations.unit_of(config, "total")[0] == "epochs"
+    if len(phases) > 1 or config.budget_minutes or (by_epochs and text is None):
+        return out
+    (phase,) = phases
+    epoch = text[0]["rows_an_epoch"] if text else 1
+    first = SimpleNamespace(**{k: phase[k] for k in ("batch_size", "length")}, n=epoch)
+    total = durations.steps(config, "total", first, 0)
+    out["total_steps"] = total
+    if (step_ms := phase["estimated_step_ms"]) is not None:
+        out["estimated_run_hours"] = total * step_ms / 3.6e6
+    return out
 
 
 def sample_text(

@@ -156,7 +156,8 @@ def make_page(
         f"no TPU ({versions}). Times are **the compiler's estimates, no "
         "measurements**: cycles over the clock, custom kernels by a formula, "
         "collectives not in them. A batch that does not fit at once is parted into "
-        "micro-batches (`accumulate`).",
+        "micro-batches (`accumulate`). The hours are those of the config's whole run, "
+        "without evaluations and saves.",
         "Rows with times were compiled to the end, and their memory is all that the "
         "program needs. The others were not: without `--quick` one slice of each "
         "config is, and what was compiled before is looked up. Their memory is the "
@@ -196,4 +197,5 @@ def make_cells(row: dict[str, Any]) -> dict[str, str]:
         "step, ms": number("estimated_step_ms", ".1f"),
         "tokens/s a chip": number("estimated_tokens_per_second_per_chip", ",.0f"),
         "MFU": number("estimated_mfu", ".3f"),
+        "run, hours": number("estimated_run_hours", ".3g"),
     }

@@ -36,6 +36,11 @@ def describe(results: dict[str, Any]) -> list[str]:
         f"{phase['rows_an_epoch']:,} rows an epoch"
         for phase in results["data"] or ()
     ]
+    if (hours := results["estimated_run_hours"]) is not None:
+        lines.append(
+            f"run: {results['total_steps']:,} steps are {hours:.3g} hours, ESTIMATED, "
+            "without collectives, evaluations and saves"
+        )
     hosts = results["hosts"]
     return [
         *lines,

@@ -10,6 +10,7 @@ from jax.sharding import AbstractMesh
 
 from bertjax import UserError
 from bertjax.assembly import command_line, resolve, train_step
+from bertjax.config import durations
 from bertjax.data.features.base import Spec
 from bertjax.measuring import (
     compile_steps,
@@ -382,3 +383,27 @@ def test_state_falls_with_fsdp(name):
                 assert sum(entire) < 0.01 * total
                 ideal = (total - sum(entire)) / n
                 assert size - sum(entire) == pytest.approx(ideal, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "total, phases, text, steps",
+    [
+        ({"steps": 1_000}, 1, None, 1_000),
+        ({"examples": 3_200}, 1, None, 100),
+        ({"tokens": 409_600}, 1, None, 100),
+        ({"epochs": 2.0}, 1, [{"rows_an_epoch": 480}], 30),
+        ({"epochs": 2.0}, 1, None, None),
+        ({"steps": 1_000}, 2, None, None),
+    ],
+)
+def test_the_hours_of_a_run_are_told_where_they_are_known(total, phases, text, steps):
+    config = command_line.parse(["--config=bert.py:tiny"]).config
+    config.total = durations.duration(**total)
+    phase = {"batch_size": 32, "length": 128, "estimated_step_ms": 36.0}
+    found = estimates.run_estimate(config, [phase] * phases, text)
+    hours = None if steps is None else steps * 36 / 3.6e6
+    assert found == {"total_steps": steps, "estimated_run_hours": hours}
+    unknown = [{**phase, "estimated_step_ms": None}] * phases
+    assert estimates.run_estimate(config, unknown, text)["estimated_run_hours"] is None
+    config.budget_minutes = 10.0
+    assert set(estimates.run_estimate(config, [phase], text).values()) == {None}
