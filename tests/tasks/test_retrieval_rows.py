@@ -78,6 +78,26 @@ def test_a_folder(tmp_path):
     assert named == found
 
 
+def test_what_several_files_share_is_one_passage(tmp_path, monkeypatch):
+    write(tmp_path)
+    (alone,), _ = read(tmp_path)
+    write(tmp_path, ["q1 b 1"], "qrels/dev.tsv")
+    monkeypatch.chdir(tmp_path.parent)
+    folder = tmp_path.name  # the same one by another name
+    (both,), _ = read(f"{tmp_path},{folder}/qrels/dev.tsv")
+    assert both.passages == alone.passages and both.queries == ["x", "z", "x", "y"]
+    assert both.grades == [*alone.grades, {1: 1}] and both.own == [-1, 2, -1, -1]
+    pairs = [("one", "two"), ("two", "one")]
+    for name, (positive, negative) in zip("ab", pairs, strict=True):
+        row = {"query": name, "positive": positive, "negatives": negative}
+        row["scores"] = [2.0, 1.0]
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    (both,), _ = read(f"{tmp_path}/a.jsonl,{tmp_path}/b.jsonl")
+    assert both.passages == ["one", "two"]
+    assert both.grades == [{0: 1, 1: 0}, {1: 1, 0: 0}]
+    assert both.scores == [{0: 2.0, 1: 1.0}, {1: 2.0, 0: 1.0}]
+
+
 def test_which_grades_a_folder_stands_for(tmp_path):
     write(tmp_path)
     with pytest.raises(UserError, match=r"neither qrels/dev.tsv nor qrels.tsv; other"):
