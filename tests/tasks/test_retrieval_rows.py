@@ -19,7 +19,7 @@ from bertjax.tasks.passages import COLUMNS, Collection, locate, read_collections
 from bertjax.tasks.prepare_task import prepare
 from bertjax.tasks.retrieval_options import read_widths
 from bertjax.tasks.task_rows import Form, Ragged
-from bertjax.tasks.types import rerank
+from bertjax.tasks.types import rerank, retrieve
 from bertjax.tasks.types.retrieve import make_pairs, pack
 
 FORM = Form(("query", "positive"), "negatives", (), 1, (*search_measures.MEASURES,))
@@ -284,11 +284,32 @@ def test_texts_that_are_one_when_they_are_cut(tokenizer, tmp_path):
     whole, cut = rows.plan(32), rows.plan(4)  # two tokens of a text
     assert min(sizes) >= 2
     assert whole.identity.tolist() == [0, 1, 2]
-    assert whole.relevant.tolist() == [[0], [1], [2]]
+    assert whole.relevant(np.arange(3)).tolist() == [[0], [1], [2]]
     assert cut.identity.tolist() == [0, 0, 2]
-    assert cut.relevant.tolist() == [[0], [0], [2]]
+    assert cut.relevant(np.arange(3)).tolist() == [[0], [0], [2]]
     batch = cut.gather(np.arange(3), counter_rng.fold(0, np.arange(3)), tokenizer)
     assert batch["passage_numbers"].tolist() == [[0], [0], [2]]
+
+
+def test_many_answers_of_one_query_cost_the_others_nothing(
+    tokenizer, tmp_path, monkeypatch
+):
+    pairs = [(f"a {i}", f"b {i}") for i in range(300)]
+    pairs += [("c", f"b {i}") for i in range(300)]
+    file = tmp_path / "pairs.jsonl"
+    lines = [json.dumps({"query": q, "positive": p}) + "\n" for q, p in pairs]
+    file.write_text("".join(lines))
+    rows = make_pairs(read(file)[0], FORM, tokenizer, True).plan(16)
+    assert len(rows.relevant_keys) == 600  # and no table of 301 x 300
+    found = rows.relevant(np.array([300, 7]))
+    assert found[0].tolist() == [*range(300)]
+    assert found[1].tolist() == [7, *[-1] * 299] and len([*rows.notes()]) == 1
+    assert rows.is_relevant(np.array([300, 7, 7]), np.array([9, 9, 7])).tolist() == [
+        *(True, False, True)
+    ]
+    monkeypatch.setattr(retrieve, "MOST", 8)
+    assert rows.relevant(np.array([300])).tolist() == [[*range(8)]]
+    assert [*rows.notes()][1].startswith("1 query with more than 8 answers: a batch")
 
 
 def test_given_negatives_change_with_the_epoch(tokenizer, tmp_path):
