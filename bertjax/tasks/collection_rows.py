@@ -83,8 +83,10 @@ class CollectionRows(Rows):
     @cached_property
     def relevant_keys(self) -> np.ndarray:
         """i64 [n], ascending: `_keys` of what is no negative of a query, since it
-        answers it or one of the same tokens."""
-        return np.unique(self._keys(*self.answers.T))
+        answers it or one of the same tokens, or is the query itself."""
+        itself = np.flatnonzero(self.own >= 0)
+        itself = np.stack([itself, self.own[itself]], axis=1)
+        return np.unique(self._keys(*np.concatenate([self.answers, itself]).T))
 
     def is_relevant(self, query: Any, passage: Any) -> np.ndarray:
         """Return whether passages are no negatives of queries: bool [n]."""

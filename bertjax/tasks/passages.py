@@ -37,8 +37,9 @@ class Collection:
     """What is searched, and for what.
 
     grades: of each query {passage: grade}: above 0 answers it, the others are given
-    negatives. own: of each query the passage that has its very id and does not answer
-    it, or -1: the query itself, where queries are passages too. scores: of each query
+    negatives. own: of each query the passage that has its very id, of pairs its text,
+    and does not answer it, or -1: the query itself, where queries are passages too. It
+    is neither found nor a negative. scores: of each query
     {passage: a teacher's score}, where a table has them. files: those that were read.
     """
 
@@ -93,6 +94,11 @@ def read_collections(
         whole.own += [at[p] if p >= 0 else p for p in one.own]
         scores = one.scores or [{}] * len(one.queries)
         whole.scores += [{at[p]: s for p, s in of.items()} for of in scores]
+    texts = known[""]
+    for query, text in enumerate(whole.queries):
+        own = texts.get(text, -1)
+        if whole.own[query] < 0 and whole.grades[query].get(own, 0) <= 0:
+            whole.own[query] = own
     if not whole.queries:
         raise UserError(f"{key} is empty: give a folder in BEIR's layout, or pairs")
     return [whole]

@@ -258,7 +258,8 @@ def test_rows_to_train_on(tokenizer, tmp_path):
     assert batch["input_ids"].shape == (3, rows.length) and rows.length % 16 == 0
     # Passages a and c are the same text; queries q0 and q3 too, so they share answers.
     assert batch["passage_numbers"].tolist() == [[0, 1], [1, -1], [1, -1]]
-    assert batch["relevant_numbers"].tolist() == [[0, 1], [1, -1], [0, 1]]
+    # Passage 2 is query q2 itself, which is not its own negative.
+    assert batch["relevant_numbers"].tolist() == [[0, 1], [1, 2], [0, 1]]
     assert batch["cls_weights"].tolist() == [[1, 1, 1], [1, 1, 0], [1, 1, 0]]
     assert rows.lengths().tolist() == [
         len(rows.texts[q]) + len(rows.texts[p]) + 4 for q, p in rows.pairs
@@ -289,6 +290,19 @@ def test_texts_that_are_one_when_they_are_cut(tokenizer, tmp_path):
     assert cut.relevant(np.arange(3)).tolist() == [[0], [0], [2]]
     batch = cut.gather(np.arange(3), counter_rng.fold(0, np.arange(3)), tokenizer)
     assert batch["passage_numbers"].tolist() == [[0], [0], [2]]
+
+
+def test_a_query_that_is_a_passage_too(tokenizer, tmp_path):
+    """It is neither its own negative nor found; where it answers itself it is both."""
+    pairs = ("a list", "b"), ("b", "a list"), ("c", "c"), ("c", "b")
+    lines = [json.dumps({"query": q, "positive": p}) + "\n" for q, p in pairs]
+    for name, part in zip("xy", (lines[:1], lines[1:]), strict=True):
+        (tmp_path / f"{name}.jsonl").write_text("".join(part))
+    (found,), _ = read(f"{tmp_path}/x.jsonl,{tmp_path}/y.jsonl")
+    assert found.passages == ["b", "a list", "c"] and found.own == [1, 0, -1]
+    rows = make_pairs([found], FORM, tokenizer, True).plan(16)
+    batch = rows.gather(np.arange(4), counter_rng.fold(0, np.arange(4)), tokenizer)
+    assert batch["relevant_numbers"].tolist() == [[0, 1], [0, 1], [0, 2], [0, 2]]
 
 
 def test_many_answers_of_one_query_cost_the_others_nothing(

@@ -88,8 +88,8 @@ class Listed(_Together, Pairs):
             draw = counter_rng.fold(keys, "passage", slot)
             most = len(self.identity)
             other = counter_rng.below(draw, 0, np.full(len(members), most))
-            no_negative = self.is_relevant(query, other) | (other == self.own[query])
-            other = np.where(no_negative, -1, self.queries + other)
+            is_relevant = self.is_relevant(query, other)
+            other = np.where(is_relevant, -1, self.queries + other)
             empty = members[:, slot] < 0
             members[empty, slot] = other[empty]
         query, passage = np.repeat(query, self.choices), members[:, 1:].ravel()
