@@ -16,13 +16,13 @@ from bertjax.tasks.task_rows import ASKING
 
 
 def parse_questions(text: str, name: str, say: Say = silent) -> list[dict[str, Any]]:
-    """Read SQuAD's JSON, of which contexts are left out; or JSON lines with a question,
-    whose other cells stay as they are; else a question a line.
+    """Read SQuAD's JSON, of which contexts are left out; or JSON lines, or a list, of
+    objects with a question, whose other cells stay as they are; else a question a line.
 
     Returns objects with a `question`, and of SQuAD `id` and `answers`. Raises
     UserError, naming the place.
     """
-    is_json = tables.is_json(name) or text.lstrip()[:1] == "{"
+    is_json = tables.is_json(name) or tables.has_objects(text)
     if is_json and '"paragraphs"' in text and '"qas"' in text:
         asked = squad_files.questions_of(load_json(text, name), name)
         return [
@@ -48,10 +48,10 @@ def read_found(value: str, key: str, columns: Columns, say: Say = silent) -> lis
 
 
 def parse_found(text: str, name: str, columns: Columns, say: Say = silent) -> list[Row]:
-    """Read the rows of a text, as `read_found` does: JSON lines, which alone can hold
-    passages. Raises UserError."""
+    """Read the rows of a text, as `read_found` does: JSON's objects, which alone can
+    hold passages. Raises UserError."""
     others, listed = _parted(columns)
-    if text.lstrip()[:1] != "{" and listed:
+    if not tables.has_objects(text) and listed:
         return _with(listed, [*tables.parse_lines(text, name, others, say)])
     return _with(listed, tables.parse_text(text, name, others, say))
 

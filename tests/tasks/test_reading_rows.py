@@ -317,6 +317,13 @@ def test_questions():
     assert kept == [{"question": "who?", "answers": ["I"], "x": 1}]
     with pytest.raises(UserError, match=r"q\.jsonl:1: is no JSON object"):
         parse_questions("[1, 2]\n", "q.jsonl")
+    # DPR's and FiD's files are one list.
+    listed = json.dumps(ASKED, indent=1)
+    assert parse_questions(listed, "-") == ASKED == parse_questions(listed, "q.json")
+    columns = FORM.keys()
+    assert [row.cells for row in parse_found(listed, "q", columns)] == ASKED
+    with pytest.raises(UserError, match=r"q\.json:\[1\]: is no JSON object"):
+        parse_questions('[{"question": "a"},\n\n3]', "q.json", print)
     answers = [{"text": "b", "answer_start": 2}] * 2
     squad = {"qas": [{"id": "1", "question": "what?", "answers": answers}]}
     squad = {"data": [{"paragraphs": [squad | {"context": "a b"}]}]}
