@@ -40,21 +40,21 @@ from bertjax.objectives.token_head import PARAMS, sum_in_chunks
 def soft_cross_entropy(
     scores: jax.Array, right: jax.Array, weights: jax.Array, gold: float
 ) -> Sum:
-    """Sum weighted cross-entropies, in nats, of targets that give A right candidates
-    gold / A each and every other one (1 - gold) / (N - A).
+    """Sum weighted cross-entropies, in nats, of targets that give the right candidate
+    `gold` and each of the others (1 - gold) / (N - 1).
 
-    scores f32 [..., N]; right i32 [..., A], -1 for none but in the first place; weights
-    f32 [...].
+    Of A right ones the target is the mean of theirs. scores f32 [..., N]; right i32
+    [..., A], -1 for none but in the first place; weights f32 [...].
     """
     check_shapes(scores, right[..., 0], weights)
     is_right = right >= 0
     count = jnp.sum(is_right, axis=-1)
     own = jnp.take_along_axis(scores, right, axis=-1, mode="clip")
-    own = jnp.sum(own * is_right, axis=-1)
-    each = jax.nn.logsumexp(scores, axis=-1) - gold * own / count
+    own = jnp.sum(own * is_right, axis=-1) / count
+    rest = (1.0 - gold) / max(scores.shape[-1] - 1, 1)
+    each = jax.nn.logsumexp(scores, axis=-1) - (gold - rest) * own
     if gold < 1:
-        rest = (1.0 - gold) / jnp.maximum(scores.shape[-1] - count, 1)
-        each -= rest * (jnp.sum(scores, axis=-1) - own)
+        each -= rest * jnp.sum(scores, axis=-1)
     return Sum(jnp.sum(weights * each), jnp.sum(weights))
 
 

@@ -68,7 +68,8 @@ class Graph:
 
     texts: what they are called, of those that files describe. known: reads the triples
     i32 [n, 3] by which ranks are filtered; learnt: those that are learnt. settings:
-    what config.task says of how they are completed.
+    what config.task says of how they are completed. is_open: whether entities that are
+    in no triple yet may be asked for; what is said of them is kept.
     """
 
     entities: Sequence[str]
@@ -77,6 +78,7 @@ class Graph:
     known: Callable[["Graph"], np.ndarray] = no_triples
     learnt: Callable[["Graph"], np.ndarray] = no_triples
     settings: Mapping[str, Any] = field(default_factory=dict)
+    is_open: bool = False
     _cache: dict[Any, Any] = field(default_factory=dict)
 
     @classmethod
@@ -99,7 +101,7 @@ class Graph:
             entities |= dict.fromkeys(ends)
             if is_open:
                 relations.setdefault(t.relation)
-        return cls([*entities], [*relations], texts)
+        return cls([*entities], [*relations], texts, is_open=is_open)
 
     @cached_property
     def entity_numbers(self) -> dict[str, int]:
@@ -188,13 +190,12 @@ class Graph:
             [*dict.fromkeys([*known, *more])]
             for known, more in zip(own, (entities, relations), strict=True)
         )
-        known = self.known_triples  # numbers stay
         same = [len(entities), len(relations)] == [len(x) for x in own]
         return replace(
             self,
             entities=entities,
             relations=relations,
-            known=lambda graph: known,
+            known=lambda graph: self.known_triples,  # numbers stay
             _cache=self._cache if same else {},
         )
 
@@ -218,7 +219,8 @@ class Graph:
     def to_json(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of the graph: no triples."""
         ids = (*self.entities, *self.relations)
-        texts = {name: [*self.texts[name]] for name in ids if name in self.texts}
+        told = self.texts if self.is_open else (x for x in ids if x in self.texts)
+        texts = {name: [*self.texts[name]] for name in told}
         return {
             "entities": [*self.entities],
             "relations": [*self.relations],
@@ -317,9 +319,7 @@ class KnownAnswers:
 
         -1 where there are no more.
         """
-        begin, end = self.ranges(queries)
-        at = begin[:, None] + np.arange(width)
-        out = self._at(queries, at, at < end[:, None])
+        out = self.share(queries, np.zeros(len(queries.sides), np.int64), width)
         out[out == queries.answers[:, None]] = -1
         return out
 
@@ -341,16 +341,14 @@ class KnownAnswers:
         """Return `width` of the known answers to each query, from first i64 [n] on: i32
         [n, width], -1 where there are no more."""
         begin, end = self.ranges(queries)
-        at = (begin + first)[:, None] + np.arange(width)
-        return self._at(queries, at, at < end[:, None])
-
-    def _at(self, queries: Queries, at: np.ndarray, real: np.ndarray) -> np.ndarray:
-        """Return the answers at places i64 [n, width] of those of a query's side, -1
-        where `real` says that there is none."""
-        out = np.full(at.shape, -1, np.int32)
+        count = np.clip(end - begin - first, 0, width)
+        row = np.repeat(np.arange(len(count)), count)
+        column = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+        at = (begin + first)[row] + column
+        out = np.full((len(count), width), -1, np.int32)
         for side, (_, answers) in self.sorted.items():
-            mine = (queries.sides == side)[:, None] & real
-            out[mine] = answers[at[mine]]
+            mine = queries.sides[row] == side
+            out[row[mine], column[mine]] = answers[at[mine]]
         return out
 
 
