@@ -14,8 +14,9 @@ higher rate, for few epochs.
   [--config.data.entities=FILE], what they are called (docs/graphs.md)
   [--config.task.paths=3], paths of two and three relations too
 
-Ours: 32 triples share a row of 96 tokens, 16 rows are a step; the softmax is over
-entities alone, without relations; a path begins with a triple of the training set.
+Ours: 32 triples share a row of 96 tokens, 16 rows (8 of tiny, mini, small) are a step;
+the softmax is over entities alone, without relations; a path begins with a triple of
+the training set.
 """
 
 from bertjax import config as c

@@ -29,7 +29,7 @@ dry='' name='' image='' accelerator='' topology='' chips=4 slices=1 spot='' rest
 command=''
 while (($#)); do
   case $1 in
-    --dry-run) dry=1 ;;
+    --dry-run | --dry_run) dry=1 ;;
     --name=*) name=${1#*=} ;;
     --image=*) image=${1#*=} ;;
     --accelerator=*) accelerator=${1#*=} ;;

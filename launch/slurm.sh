@@ -26,12 +26,15 @@ here=$(CDPATH='' cd -- "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 dry='' nodes=1 gpus=1 cpus=8 time=24:00:00 name=bertjax restarts=10 python=python
 more=()
 given=()
+own=1
 for word in "$@"; do
-  [[ $word == --dry-run ]] || given+=("$word")  # what is printed is to be run
+  [[ $word != -- ]] || own=''
+  # What is printed is to be run.
+  [[ $own && $word == --dry[-_]run ]] || given+=("$word")
 done
 while (($#)); do
   case $1 in
-    --dry-run) dry=1 ;;
+    --dry-run | --dry_run) dry=1 ;;
     --nodes=*) nodes=${1#*=} ;;
     --gpus=*) gpus=${1#*=} ;;
     --cpus=*) cpus=${1#*=} ;;

@@ -37,7 +37,7 @@ dry='' name='' zone='' type='' version='' slices=1 spot='' project='' poll=60 co
 package='' setup=true
 while (($#)); do
   case $1 in
-    --dry-run) dry=1 ;;
+    --dry-run | --dry_run) dry=1 ;;
     --name=*) name=${1#*=} ;;
     --zone=*) zone=${1#*=} ;;
     --type=*) type=${1#*=} ;;

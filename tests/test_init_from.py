@@ -7,10 +7,12 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax.assembly import init_from
+from bertjax import UserError
+from bertjax.assembly import command_line, init_from
 from bertjax.checkpoints.manager import Checkpoints
 from bertjax.config import schema
 from bertjax.models.config import EncoderConfig
+from bertjax.models.families import in_effect
 from bertjax.objectives.make_objective import make_objective
 
 CFG = EncoderConfig(
@@ -63,13 +65,20 @@ def test_a_head_is_taken_with_its_labels(first, labels, kept):
         jax.tree.map(np.testing.assert_array_equal, taken, there)
 
 
-def test_pretraining_goes_on_with_the_vocabulary_of_a_run(first):
-    path, _ = first
-    (path / "tokenizer").mkdir()
-    config = schema.base()
-    config.init_from = str(path)
+def test_pretraining_goes_on_with_model_and_vocabulary_of_a_run(trained, capsys):
+    given = ["--config=bert.py:mini", f"--config.init_from={trained}"]
+    config = command_line.parse(given).config
+    assert config.data.vocab == str(trained / "tokenizer")
+    sizes = in_effect(config.model.to_dict())
+    assert (sizes["hidden_size"], sizes["num_hidden_layers"]) == (32, 2)
+    assert "its model is taken, not the config's (" in capsys.readouterr().err
+    # What the command line says stays.
+    more = ["--config.data.vocab=own.txt", "--config.model.hidden_act=relu"]
+    config = command_line.parse([*given, *more]).config
+    assert (config.data.vocab, config.model.hidden_act) == ("own.txt", "relu")
+    with pytest.raises(UserError, match=r"model\.size=small: the sizes are those of"):
+        command_line.parse([*given, "--config.model.size=small"])
+    # Nothing is there yet.
+    config.init_from = f"{trained}/none"
     init_from.follow_init_from(config)
-    assert config.data.vocab == str(path / "tokenizer")
-    config.data.vocab = "own.txt"
-    init_from.follow_init_from(config)
-    assert config.data.vocab == "own.txt"
+    assert config.model.hidden_size == 32

@@ -129,8 +129,9 @@ def test_every_command_of_a_tpu_vm():
     kind = ["--accelerator-type=v5litepod-16", "--runtime-version=v2-alpha-tpuv5-lite"]
     create = [*QUEUED, "create", "bert", "--node-id=bert", *kind, "--spot", *WHERE]
     look = [*QUEUED, "describe", "bert", "--format=value(state.state)", *WHERE]
-    done = run("tpu_vm.sh", "--dry-run", *VM, "--spot", "create")
-    assert commands(done) == [create, look] and not done.stderr
+    for dry in ("--dry-run", "--dry_run"):
+        done = run("tpu_vm.sh", dry, *VM, "--spot", "create")
+        assert commands(done) == [create, look] and not done.stderr
     done = run("tpu_vm.sh", "--dry-run", *VM, "--spot", "keep", "--", *TRAIN)
     first, made, last, install, train, status, test, delete = commands(done)
     assert first == last == look and not done.stderr

@@ -23,19 +23,8 @@ from bertjax.models.families import in_effect
 from bertjax.tasks.tables import Say, silent
 from bertjax.tasks.task_type import shipped_task_type
 
-# What two models of one kind may differ in.
-SIZES = {
-    "size",
-    "family",
-    "vocab_size",
-    "pieces",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "max_position_embeddings",
-    "is_decoder",
-}
+# What says nothing of a model's shape, or is said by another key that is compared.
+UNTOLD = {"size", "family", "vocab_size", "pieces", "is_decoder"}
 # Of a model's options those that a recipe decides, whatever a checkpoint had.
 OPEN = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 OPEN += ("zero_init_outputs", "fan_in_init")
@@ -48,39 +37,37 @@ def check_init_from(path: str, say: Say = silent, key: str = "init_from") -> Any
 
 
 def follow_init_from(config: ConfigDict, overrides: Container[str] = ()) -> None:
-    """Take init_from's vocabulary where none is given, and an imported one's
-    architecture.
+    """Take init_from's vocabulary where none is given, and its architecture.
 
     overrides: keys that the command line gave, which stay; so does what the config
-    says of OPEN. Finetuning follows runs of ours too, and so does all training where
-    the run is of another kind than the config: an encoder goes on as a causal or a
-    diffusion model. Nothing happens for others, and where nothing is (yet). Raises
-    UserError for a size in overrides.
+    says of OPEN. Where a run of ours goes on in pretraining as another model than the
+    config's, a line says so. Nothing happens where nothing is (yet). Raises UserError
+    for another size in overrides.
     """
     folder = manifest.as_path(config.init_from) if config.init_from else None
     try:
         if folder is None:
             return
         follows = _is_imported(folder) or config.task.text
-        other = [] if follows else _other_kind(config, folder)
+        other = [] if follows else _differences(config, folder)
+        if other is None:
+            return
         if not config.data.vocab:
             config.data.vocab = vocabulary_of(config.init_from)
-        if not follows and not other:
-            return
     except OSError:
         return
     if other:
         cli.say(
-            f"init_from={config.init_from}: its model is taken, not the config's, of "
-            f"another kind ({', '.join(other[:3])})"
+            f"init_from={config.init_from}: its model is taken, not the config's "
+            f"({', '.join(other[:3])})"
         )
-    if "model.size" in overrides:
+    # Silently: `take` says which checkpoint it is.
+    source, *_ = open_model(config.init_from, "init_from", silent)
+    if "model.size" in overrides and config.model.size != source.model["size"]:
         raise UserError(
             f"model.size={config.model.size}: the sizes are those of "
             f"init_from={config.init_from}; leave it out"
         )
-    # Silently: `take` says which checkpoint it is.
-    source, *_ = open_model(config.init_from, "init_from", silent)
     depth = "num_hidden_layers"
     if config.init_layers:
         config.model[depth] = in_effect(config.model.to_dict())[depth]
@@ -138,16 +125,16 @@ def _is_imported(path: Any) -> bool:
         return hf_directories.is_directory(path)
 
 
-def _other_kind(config: ConfigDict, path: Any) -> list[str]:
-    """Return what sets a run's model apart from the config's, but for sizes and masks:
-    "norm_position=post", ...; [] where there is no run."""
+def _differences(config: ConfigDict, path: Any) -> list[str] | None:
+    """Return what sets a run's model apart from the config's: "norm_position=post",
+    ...; None where there is no run."""
     try:
         meta = manifest.read_meta(manifest.resolve(path)[1])
     except FileNotFoundError:
-        return []
+        return None
     theirs = in_effect(meta.get("config", {}).get("model", {}))
     ours = in_effect(config.model.to_dict())
-    keys = theirs.keys() & ours.keys() - SIZES - {*RUNTIME, *OPEN}
+    keys = theirs.keys() & ours.keys() - UNTOLD - {*RUNTIME, *OPEN}
     return [f"{key}={theirs[key]}" for key in sorted(keys) if theirs[key] != ours[key]]
 
 

@@ -40,22 +40,33 @@ from bertjax.objectives.token_head import PARAMS, sum_in_chunks
 def soft_cross_entropy(
     scores: jax.Array, right: jax.Array, weights: jax.Array, gold: float
 ) -> Sum:
-    """Sum weighted cross-entropies, in nats, of targets that give A right candidates
-    gold / A each and every other one (1 - gold) / (N - A).
+    """Sum weighted cross-entropies, in nats, of targets that give the right candidate
+    `gold` and each of the others (1 - gold) / (N - 1).
 
-    scores f32 [..., N]; right i32 [..., A], -1 for none but in the first place; weights
-    f32 [...].
+    Of A right ones the target is the mean of theirs. scores f32 [..., N]; right i32
+    [..., A], -1 for none but in the first place; weights f32 [...].
     """
     check_shapes(scores, right[..., 0], weights)
     is_right = right >= 0
     count = jnp.sum(is_right, axis=-1)
     own = jnp.take_along_axis(scores, right, axis=-1, mode="clip")
-    own = jnp.sum(own * is_right, axis=-1)
-    each = jax.nn.logsumexp(scores, axis=-1) - gold * own / count
+    own = jnp.sum(own * is_right, axis=-1) / count
+    rest = (1.0 - gold) / max(scores.shape[-1] - 1, 1)
+    each = jax.nn.logsumexp(scores, axis=-1) - (gold - rest) * own
     if gold < 1:
-        rest = (1.0 - gold) / jnp.maximum(scores.shape[-1] - count, 1)
-        each -= rest * (jnp.sum(scores, axis=-1) - own)
+        each -= rest * jnp.sum(scores, axis=-1)
     return Sum(jnp.sum(weights * each), jnp.sum(weights))
+
+
+def right_numbers(ids: jax.Array, more: jax.Array | None, first: int) -> jax.Array:
+    """Return the numbers of right candidates, i32 [..., A], -1 for none.
+
+    ids i32 [...], more i32 [..., A - 1]: their tokens; first: that of candidate 0.
+    """
+    right = jnp.maximum(ids - first, 0)[..., None]
+    if more is None:
+        return right
+    return jnp.concatenate([right, jnp.where(more < 0, -1, more - first)], axis=-1)
 
 
 def likeliest_of(scores: jax.Array, right: jax.Array) -> jax.Array:
@@ -151,6 +162,15 @@ def make_head(
     return make_candidate_head("complete", labels, gold, top, candidates, *parts)
 
 
+def tokens_of(candidates: Any, cfg: EncoderConfig) -> tuple[int, int]:
+    """Return the first token of the candidates, and how many there are; of None of all
+    that are not special."""
+    if candidates is not None:
+        return candidates.first, candidates.count
+    special = len(NO_TOKENIZER.special_ids)
+    return special, max(cfg.vocab_size - special, 1)
+
+
 def make_candidate_head(
     name: str,
     labels: Labels,
@@ -162,21 +182,14 @@ def make_candidate_head(
 ) -> Head:
     """Make a head that chooses among tokens at `<name>_positions` i32 [B, S].
 
-    A batch has `<name>_ids` i32 and `<name>_weights` f32 [B, S] where it is known what
-    is right, `<name>_more` i32 [B, S, A - 1] where more is, -1 for none, and
-    known_entities i32 [B, S, F] where it is ranked. init makes the head's parameters;
-    read: what it reads of hidden states, as read_hidden does.
+    A batch has `<name>_ids` i32, `<name>_weights` f32 [B, S] where it is known what is
+    right, `<name>_more` i32 [B, S, A - 1] where more is, -1 for none, known_entities
+    i32 [B, S, F] where it is ranked. init makes the head's parameters, read what it
+    reads, as read_hidden does.
     """
-    ids_name, more_name = f"{name}_ids", f"{name}_more"
-    weights_name = f"{name}_weights"
+    ids_name, weights_name = f"{name}_ids", f"{name}_weights"
     if not 0 < gold <= 1:
         raise UserError(f"objective: {name}'s gold={gold} has to be above 0, at most 1")
-
-    def span(cfg: EncoderConfig) -> tuple[int, int]:
-        if candidates is not None:
-            return candidates.first, candidates.count
-        special = len(NO_TOKENIZER.special_ids)
-        return special, max(cfg.vocab_size - special, 1)
 
     def slot_weights(batch: Batch) -> jax.Array:
         return batch[weights_name] * row_weights(batch)[:, None]
@@ -191,13 +204,9 @@ def make_candidate_head(
     ) -> dict[str, Sum]:
         if ids_name not in batch:  # rows that are to be answered
             return {}
-        first, count = span(cfg)
+        first, count = tokens_of(candidates, cfg)
         hidden = read(params, cfg, encoded, batch, rng)
-        right = jnp.maximum(batch[ids_name] - first, 0)[..., None]
-        if more_name in batch:
-            more = batch[more_name]
-            more = jnp.where(more < 0, -1, more - first)
-            right = jnp.concatenate([right, more], axis=-1)
+        right = right_numbers(batch[ids_name], batch.get(f"{name}_more"), first)
 
         def score(_: Any, hidden: Any, right: Any, weights: Any) -> tuple[Any, Any]:
             scores = entity_scores(params, cfg, hidden, first, count)
@@ -211,7 +220,7 @@ def make_candidate_head(
     def outputs(
         params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch
     ) -> dict[str, jax.Array]:
-        first, count = span(cfg)
+        first, count = tokens_of(candidates, cfg)
         hidden = read(params, cfg, encoded, batch, None)
 
         def rank(_: Any, hidden: Any, *more: Any) -> tuple[Any, Any]:

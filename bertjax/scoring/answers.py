@@ -45,7 +45,7 @@ def score(args: Any, path: str, flag: str) -> Scores:
     wanted = Options(rank=args.rank, top_k=args.top_k, batch_size=args.batch_size or 32)
     how = open_writer.pick_way(opened, wanted, f"{flag}={path}")
     asked = {
-        name: choose([*conversations(opened, part, key)], most, f"{key}={part}")
+        name: choose(opened, [*conversations(opened, part, key)], most, f"{key}={part}")
         for name, part in named_sources(text, key).items()
     }
     params = opened.read_params(open_writer.head_of(opened), args.weights)
@@ -72,10 +72,9 @@ def diversity(texts: list[str], right: tuple[str, ...]) -> dict[str, float]:
 def conversations(opened: Any, text: str, key: str) -> Iterator[tuple[Prompt, str]]:
     """Yield of each conversation all but the last turn, and that.
 
-    Those of one turn are left out, and those whose last turns do not fit into a row.
-    Raises UserError for files that cannot be read.
+    Those of one turn are left out. Raises UserError for files that cannot be read.
     """
-    data, rows = opened.config.data, dialogues.Conversations(opened)
+    data = opened.config.data
     fields = {"text_field": data.text_field, "layout": TURNS}
     for source in parse_sources(text, key, "valid", **fields):
         for document in source.documents(Counts(), data.max_line_bytes):
@@ -92,8 +91,7 @@ def conversations(opened: Any, text: str, key: str) -> Iterator[tuple[Prompt, st
             prompt: Prompt = {TURNS: turns, SPEAKER: last[SPEAKER]}
             if known := [line for who, line in lines if who == KNOWLEDGE]:
                 prompt["knowledge"] = known
-            if fits(rows, prompt):
-                yield prompt, last["text"]
+            yield prompt, last["text"]
 
 
 def fits(rows: dialogues.Conversations, prompt: Mapping[str, Any]) -> bool:
@@ -106,13 +104,20 @@ def fits(rows: dialogues.Conversations, prompt: Mapping[str, Any]) -> bool:
 
 
 def choose(
-    pairs: list[tuple[Prompt, str]], most: int, source: str
+    opened: Any, pairs: list[tuple[Prompt, str]], most: int, source: str
 ) -> list[tuple[Prompt, str]]:
-    """Return so many of the pairs, spread evenly; 0: all. Raises UserError for none."""
-    if not pairs:
+    """Return so many of the pairs, spread evenly, but for those whose last turns do not
+    fit into a row; 0: all. Raises UserError for none."""
+    n = min(most or len(pairs), len(pairs))
+    rows = dialogues.Conversations(opened)
+    chosen = [pairs[i * len(pairs) // n] for i in range(n)]
+    found = [pair for pair in chosen if fits(rows, pair[0])]
+    if not found:
         raise UserError(
             f"{source} has no conversation of two turns or more that fits into a row"
         )
-    cli.say(f"{source}: {counted(len(pairs), 'conversation')} with an answer")
-    n = min(most or len(pairs), len(pairs))
-    return [pairs[i * len(pairs) // n] for i in range(n)]
+    cli.say(
+        f"{source}: {counted(len(found), 'conversation')} with an answer, of "
+        f"{len(pairs):,}"
+    )
+    return found

@@ -68,7 +68,8 @@ class Graph:
 
     texts: what they are called, of those that files describe. known: reads the triples
     i32 [n, 3] by which ranks are filtered; learnt: those that are learnt. settings:
-    what config.task says of how they are completed.
+    what config.task says of how they are completed. is_open: whether entities that are
+    in no triple yet may be asked for; what is said of them is kept.
     """
 
     entities: Sequence[str]
@@ -77,6 +78,7 @@ class Graph:
     known: Callable[["Graph"], np.ndarray] = no_triples
     learnt: Callable[["Graph"], np.ndarray] = no_triples
     settings: Mapping[str, Any] = field(default_factory=dict)
+    is_open: bool = False
     _cache: dict[Any, Any] = field(default_factory=dict)
 
     @classmethod
@@ -99,7 +101,7 @@ class Graph:
             entities |= dict.fromkeys(ends)
             if is_open:
                 relations.setdefault(t.relation)
-        return cls([*entities], [*relations], texts)
+        return cls([*entities], [*relations], texts, is_open=is_open)
 
     @cached_property
     def entity_numbers(self) -> dict[str, int]:
@@ -188,13 +190,12 @@ class Graph:
             [*dict.fromkeys([*known, *more])]
             for known, more in zip(own, (entities, relations), strict=True)
         )
-        known = self.known_triples  # numbers stay
         same = [len(entities), len(relations)] == [len(x) for x in own]
         return replace(
             self,
             entities=entities,
             relations=relations,
-            known=lambda graph: known,
+            known=lambda graph: self.known_triples,  # numbers stay
             _cache=self._cache if same else {},
         )
 
@@ -218,7 +219,8 @@ class Graph:
     def to_json(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of the graph: no triples."""
         ids = (*self.entities, *self.relations)
-        texts = {name: [*self.texts[name]] for name in ids if name in self.texts}
+        names = self.texts if self.is_open else ids
+        texts = {name: [*self.texts[name]] for name in names if name in self.texts}
         return {
             "entities": [*self.entities],
             "relations": [*self.relations],
@@ -273,85 +275,6 @@ def check_queries(
                 f"{t.place}: write {BLANK} in the place of the {asks}, and nowhere "
                 "else: it stands for what is asked for"
             )
-
-
-class KnownAnswers:
-    """What is known to answer queries, right answers included.
-
-    Built of triples i32 [n, 3], which may repeat; width: more than any number in them
-    and in queries.
-    """
-
-    def __init__(self, triples: np.ndarray, width: int) -> None:
-        triples = np.unique(triples, axis=0).astype(np.int64)
-        self.width = width
-        self.sorted: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        for side in SIDES.values():
-            keys = self._keys(triples, side)
-            order = np.argsort(keys, kind="stable")
-            self.sorted[side] = keys[order], triples[order, side].astype(np.int32)
-
-    def _keys(self, triples: np.ndarray, side: int) -> np.ndarray:
-        """Number what is given of triples: i64 [n]."""
-        first, last = (part for part in SIDES.values() if part != side)
-        return triples[:, first].astype(np.int64) * self.width + triples[:, last]
-
-    def ranges(self, queries: Queries) -> tuple[np.ndarray, np.ndarray]:
-        """Return where the answers to queries begin and end among those of their side:
-        i64 [n] each."""
-        begin, end = np.zeros((2, len(queries.sides)), np.int64)
-        for side, (keys, _) in self.sorted.items():
-            mine = np.flatnonzero(queries.sides == side)
-            wanted = self._keys(queries.triples[mine], side)
-            begin[mine] = np.searchsorted(keys, wanted, "left")
-            end[mine] = np.searchsorted(keys, wanted, "right")
-        return begin, end
-
-    def most(self, queries: Queries) -> int:
-        """Return how many known answers a query has at most."""
-        begin, end = self.ranges(queries)
-        return int((end - begin).max(initial=1))
-
-    def others(self, queries: Queries, width: int) -> np.ndarray:
-        """Return the known answers to each query but the right one: i32 [n, width].
-
-        -1 where there are no more.
-        """
-        begin, end = self.ranges(queries)
-        at = begin[:, None] + np.arange(width)
-        out = self._at(queries, at, at < end[:, None])
-        out[out == queries.answers[:, None]] = -1
-        return out
-
-    def shares(self, queries: Queries, width: int) -> tuple[Queries, np.ndarray]:
-        """Return queries that ask the same once for every `width` of their answers, and
-        the first answer of each share, i64 [n].
-
-        Of one with 5 answers and a width of 2 there are three: from 0, 2 and 4 on.
-        """
-        begin, end = self.ranges(queries)
-        same = np.stack([queries.sides, begin], axis=1)
-        _, first = np.unique(same, axis=0, return_index=True)
-        first = np.sort(first)
-        count = -(-(end - begin)[first] // width)
-        share = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-        return queries.take(np.repeat(first, count)), share * width
-
-    def share(self, queries: Queries, first: np.ndarray, width: int) -> np.ndarray:
-        """Return `width` of the known answers to each query, from first i64 [n] on: i32
-        [n, width], -1 where there are no more."""
-        begin, end = self.ranges(queries)
-        at = (begin + first)[:, None] + np.arange(width)
-        return self._at(queries, at, at < end[:, None])
-
-    def _at(self, queries: Queries, at: np.ndarray, real: np.ndarray) -> np.ndarray:
-        """Return the answers at places i64 [n, width] of those of a query's side, -1
-        where `real` says that there is none."""
-        out = np.full(at.shape, -1, np.int32)
-        for side, (_, answers) in self.sorted.items():
-            mine = (queries.sides == side)[:, None] & real
-            out[mine] = answers[at[mine]]
-        return out
 
 
 def ranking_scores(

@@ -55,9 +55,10 @@ def make_graph(
         ids = {*graph.entities, *graph.relations}
         plain = [name for name in graph.entities if name not in texts]
         unused = [name for name in texts if name not in ids]
+        kept = "kept for what is asked" if is_open else "left out"
         for some, what in (
             (plain, "of entities without a name, which are called by it"),
-            (unused, "described that occur in no triple, left out"),
+            (unused, f"described that occur in no triple, {kept}"),
         ):
             if some:
                 say(f"data.entities: {counted(len(some), 'id')} {what}: {some[0]}, ...")

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from bertjax.tasks import graphs, open_graph, triple_files
-from bertjax.tasks.graphs import HEAD, TAIL, Graph, KnownAnswers, Queries
+from bertjax.tasks.graphs import HEAD, TAIL, Graph, Queries
+from bertjax.tasks.known_answers import KnownAnswers
 from bertjax.tasks.task_rows import Rows
 from bertjax.tasks.task_type import TaskType
 

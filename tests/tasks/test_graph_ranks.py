@@ -14,12 +14,12 @@ from bertjax.tasks.graphs import (
     METRICS,
     TAIL,
     Graph,
-    KnownAnswers,
     Queries,
     both_sides,
     ranking_scores,
     score_sides,
 )
+from bertjax.tasks.known_answers import KnownAnswers
 
 GOLDEN = Path(__file__).parents[1] / "testdata/ranking_golden.npz"
 

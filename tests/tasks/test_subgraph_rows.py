@@ -55,6 +55,7 @@ def test_nothing_joins_the_two_ends_but_the_mask(length):
         hidden.append(len(others))
         around = {e for e in edges if {e[0], e[2]} & {h, t}} - others - {(h, r, t)}
         assert len(context) == min(len(around), rows.room)
+        assert rows.lengths()[row] == 5 + 3 * len(context)
     assert rows.hidden.tolist() == hidden and sum(hidden) > 0
     assert f"{sum(hidden)} are hidden with them" in next(rows.notes())
     assert (batch["attention_mask"].sum(1) <= rows.lengths()).all()
@@ -69,6 +70,17 @@ def test_contexts_are_drawn_anew_but_where_they_are_scored():
     one, other = (gathered(scored, tokenizer, epoch) for epoch in (0, 1))
     for name, values in one.items():
         np.testing.assert_array_equal(values, other[name], name)
+
+
+def test_a_question_has_one_context_wherever_it_stands():
+    train, asked = random_lines(), random_lines(seed=1).splitlines(keepends=True)[:20]
+    contexts = []
+    for lines in (asked, asked[::-1]):
+        rows, tokenizer = make_rows(train, "".join(lines))
+        batch = gathered(rows.for_scores().plan(16), tokenizer)
+        edges = [edges_of(batch, row, tokenizer) for row in range(len(lines))]
+        contexts.append(dict(zip(lines, edges, strict=True)))
+    assert contexts[0] == contexts[1]
 
 
 def test_held_out_edges_are_in_no_context():

@@ -36,12 +36,15 @@ def make_document(
     """Turn a record of code into a document; `where()` begins the messages.
 
     Its data.code_field is a path or the name of a language; what is of none that is
-    known is a document without text, and counted. Raises UserError for a field that
-    lacks or is of another kind.
+    known, or null, is a document without text, and counted. Raises UserError for a
+    field that lacks or is of another kind.
     """
     plain = fields._replace(streams="", code_field="")
     documents.refuse_missing(fields.keys(), record, where())
-    written, text = record[fields.code_field], record[fields.text_field]
+    written, text = (
+        "" if record[field] is None else record[field]
+        for field in (fields.code_field, fields.text_field)
+    )
     for field, value in ((fields.code_field, written), (fields.text_field, text)):
         documents.check_text(value, field, where)
     whole = {**record, fields.text_field: None}

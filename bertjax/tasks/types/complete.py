@@ -25,7 +25,8 @@ from bertjax.data import counter_rng
 from bertjax.data.tokenizers import plain_ids, tokenizer_files
 from bertjax.data.tokenizers.tokenizer import Tokenizer
 from bertjax.tasks import graphs, open_graph
-from bertjax.tasks.graphs import HEAD, TAIL, Graph, KnownAnswers, Queries
+from bertjax.tasks.graphs import HEAD, TAIL, Graph, Queries
+from bertjax.tasks.known_answers import KnownAnswers
 from bertjax.tasks.tables import Say, silent
 from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs
 from bertjax.tasks.triple_files import Triple

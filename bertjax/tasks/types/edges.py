@@ -84,8 +84,9 @@ class Subgraphs(TripleRows):
         return found[~between]
 
     @cached_property
-    def hidden(self) -> np.ndarray:
-        """Count the edges that are hidden with each query, itself aside: i64 [n]."""
+    def between(self) -> np.ndarray:
+        """Count the edges between the ends of each query, in both directions: i64
+        [n]."""
         width = self.graph.width
 
         def pairs(triples: np.ndarray) -> np.ndarray:
@@ -94,10 +95,15 @@ class Subgraphs(TripleRows):
 
         every = np.sort(pairs(self.graph.edges))
         own = pairs(self.queries.triples)
-        between = np.searchsorted(every, own, "right") - np.searchsorted(every, own)
-        edges = {tuple(edge) for edge in self.graph.edges.tolist()}
-        learnt = [tuple(t) in edges for t in self.queries.triples.tolist()]
-        return between - np.array(learnt, np.int64)
+        return np.searchsorted(every, own, "right") - np.searchsorted(every, own)
+
+    @cached_property
+    def hidden(self) -> np.ndarray:
+        """Count the edges that are hidden with each query, itself aside: i64 [n]."""
+        both = np.concatenate([self.graph.edges, self.queries.triples])
+        numbers = np.unique(both, axis=0, return_inverse=True)[1].ravel()
+        edges, own = np.split(numbers, [len(self.graph.edges)])
+        return self.between - np.isin(own, edges)
 
     @property
     def room(self) -> int:
@@ -120,13 +126,18 @@ class Subgraphs(TripleRows):
 
     @cached_property
     def sizes(self) -> tuple[np.ndarray, np.ndarray]:
-        most = np.array([self._most(*t) for t in self.queries.triples[:, [HEAD, TAIL]]])
+        head, tail = self.queries.triples[:, [HEAD, TAIL]].T
+        around_head, around_tail = (
+            np.diff(self.incident[0])[end] - self.between for end in (head, tail)
+        )
+        most = around_head + np.where(head == tail, 0, around_tail)
         kept = np.minimum(most, self.room)
         return FRAME + 3 * kept, np.zeros_like(kept)
 
-    def _most(self, head: int, tail: int) -> int:
-        own = len(self.around(head, tail))
-        return own + (len(self.around(tail, head)) if head != tail else 0)
+    @cached_property
+    def known_width(self) -> int:
+        """F: as many relations as are known to answer a query."""
+        return self.known.most(self.queries)
 
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
         """Make rows: input_ids, attention_mask, token_type_ids i32 [b, L], 0 of [CLS]
@@ -136,8 +147,9 @@ class Subgraphs(TripleRows):
         are scored known_entities i32 [b, 1, F], relations that are right too, -1 for
         none.
         """
-        fixed = counter_rng.fold(FIXED, example)
-        keys = keys if self.learns and self.labelled else fixed
+        if not (self.learns and self.labelled):  # the same wherever it is asked
+            head, _, tail = self.queries.triples[example].T
+            keys = counter_rng.fold(FIXED, head, tail)
         shape = len(example), self.length
         ids = np.full(shape, specials.pad_id, np.int32)
         types = np.zeros(shape, np.int32)
@@ -163,8 +175,8 @@ class Subgraphs(TripleRows):
             batch["edges_ids"] = right.astype(np.int32)
             batch["edges_weights"] = np.ones((len(example), 1), np.float32)
         if self.known is not None:
-            width = self.known.most(self.queries)
-            batch["known_entities"] = self.known.others(queries, width)[:, None]
+            others = self.known.others(queries, self.known_width)
+            batch["known_entities"] = others[:, None]
         return batch
 
     def _fill(

@@ -86,12 +86,14 @@ def test_json_lines_of_code(tmp_path):
         {"content": JAVA, "path": "src/A.java"},
         {"content": "let c: Foo = 1", "path": "TypeScript"},
         {"content": "def f(): pass", "path": "f.py"},
+        {"content": "SELECT 1", "path": None},
+        {"content": None, "path": "B.java"},
     )
     given = dict(text_field="content", code_field="path", streams="type")
     documents, counts = read(sources(path, **given))
     assert [d.paragraphs for d in documents] == [LINES, ["let c: Foo = 1"]]
     assert documents[1].values[0] == {"type": ((4, 5, "Foo"), (7, 10, "<class>"))}
-    assert counts[str(path)]["other_languages"] == 1
+    assert counts[str(path)]["other_languages"] == 2
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known to answer queries of a graph: found by what they give."""
+
+import numpy as np
+
+from bertjax.tasks.graphs import SIDES, Queries
+
+
+class KnownAnswers:
+    """What is known to answer queries, right answers included.
+
+    Built of triples i32 [n, 3], which may repeat; width: more than any number in them
+    and in queries.
+    """
+
+    def __init__(self, triples: np.ndarray, width: int) -> None:
+        triples = np.unique(triples, axis=0).astype(np.int64)
+        self.width = width
+        self.sorted: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        for side in SIDES.values():
+            keys = self._keys(triples, side)
+            order = np.argsort(keys, kind="stable")
+            self.sorted[side] = keys[order], triples[order, side].astype(np.int32)
+
+    def _keys(self, triples: np.ndarray, side: int) -> np.ndarray:
+        """Number what is given of triples: i64 [n]."""
+        first, last = (part for part in SIDES.values() if part != side)
+        return triples[:, first].astype(np.int64) * self.width + triples[:, last]
+
+    def ranges(self, queries: Queries) -> tuple[np.ndarray, np.ndarray]:
+        """Return where the answers to queries begin and end among those of their side:
+        i64 [n] each."""
+        begin, end = np.zeros((2, len(queries.sides)), np.int64)
+        for side, (keys, _) in self.sorted.items():
+            mine = np.flatnonzero(queries.sides == side)
+            wanted = self._keys(queries.triples[mine], side)
+            begin[mine] = np.searchsorted(keys, wanted, "left")
+            end[mine] = np.searchsorted(keys, wanted, "right")
+        return begin, end
+
+    def most(self, queries: Queries) -> int:
+        """Return how many known answers a query has at most."""
+        begin, end = self.ranges(queries)
+        return int((end - begin).max(initial=1))
+
+    def others(self, queries: Queries, width: int) -> np.ndarray:
+        """Return the known answers to each query but the right one: i32 [n, width].
+
+        -1 where there are no more.
+        """
+        out = self.share(queries, np.zeros(len(queries.sides), np.int64), width)
+        out[out == queries.answers[:, None]] = -1
+        return out
+
+    def shares(self, queries: Queries, width: int) -> tuple[Queries, np.ndarray]:
+        """Return queries that ask the same once for every `width` of their answers, and
+        the first answer of each share, i64 [n].
+
+        Of one with 5 answers and a width of 2 there are three: from 0, 2 and 4 on.
+        """
+        begin, end = self.ranges(queries)
+        same = np.stack([queries.sides, begin], axis=1)
+        _, first = np.unique(same, axis=0, return_index=True)
+        first = np.sort(first)
+        count = -(-(end - begin)[first] // width)
+        share = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+        return queries.take(np.repeat(first, count)), share * width
+
+    def share(self, queries: Queries, first: np.ndarray, width: int) -> np.ndarray:
+        """Return `width` of the known answers to each query, from first i64 [n] on: i32
+        [n, width], -1 where there are no more."""
+        begin, end = self.ranges(queries)
+        count = np.clip(end - begin - first, 0, width)
+        row = np.repeat(np.arange(len(count)), count)
+        column = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+        at = (begin + first)[row] + column
+        out = np.full((len(count), width), -1, np.int32)
+        for side, (_, answers) in self.sorted.items():
+            mine = queries.sides[row] == side
+            out[row[mine], column[mine]] = answers[at[mine]]
+        return out
