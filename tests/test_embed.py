@@ -20,7 +20,7 @@ from bertjax.interop import sentence_transformers
 from bertjax.interop.sentence_transformers import Sentences
 from bertjax.models import encoder
 from bertjax.models.config import EncoderConfig
-from bertjax.tasks import tables
+from bertjax.tasks import passage_index, tables
 
 LINES = [
     "the cat sat .",
@@ -189,6 +189,23 @@ def test_two_processes_do_not_write_the_same(
     monkeypatch.setattr(embed.embed_index, "make_index", run_again)
     with pytest.raises(UserError, match=f"^{written}: another process writes it"):
         embed.main(given)
+
+
+def test_an_index_whose_passages_were_being_written_goes_on(
+    trained, text, tmp_path, monkeypatch
+):
+    given = [f"--model={trained}", f"--text={text}", f"--index={tmp_path / 'index'}"]
+
+    def stop(folder, passages):
+        (folder / passage_index.PASSAGES).write_text("{")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(passage_index, "write_passages", stop)
+    with pytest.raises(KeyboardInterrupt):
+        embed.main(given)
+    monkeypatch.undo()
+    embed.main(given)
+    assert passage_index.PassageIndex(str(tmp_path / "index"), "--index").passages
 
 
 def test_the_first_token_of_a_decoder_says_nothing():

@@ -141,6 +141,15 @@ def test_what_is_trained_is_a_valid_config(small, task, how, trained, corpus, tm
     prepared_text.check_inputs(config)
 
 
+def test_what_a_retriever_learnt_by_is_not_asked_of_its_recovery(small):
+    """Chunks of another batch, and margins of scores that the rows may not have."""
+    small.opened.config.objective = "retrieve"
+    small.opened.config.task.update(chunks=32, margin_weight=0.5, negatives=3)
+    how = Recovery(None, 3, "", rows="rows.jsonl")
+    task = make_config(small, how, "student", "teacher").task
+    assert (task.chunks, task.margin_weight, task.negatives) == (1, 0.0, 3)
+
+
 def test_rows_that_teach_no_soft_labels_are_refused(small):
     opened = small.opened._replace(meta={"task": {}})
     opened.config.objective = "classify"

@@ -29,7 +29,7 @@ from bertjax.objectives.teacher import Teacher
 from bertjax.parallel.sharding import leaves_of
 from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks.tables import Say
-from bertjax.tasks.task_type import get_task_type
+from bertjax.tasks.task_type import find_task_type, get_task_type
 
 KEY = "teacher"  # of a config, of run.json and of what checkpoints say of themselves
 
@@ -112,8 +112,9 @@ def check_use(config: ConfigDict, objectives: Iterable[Any]) -> None:
 def check_fit(
     config: ConfigDict, model: LoadedModel | None, tokenizer: Any, labels: Any
 ) -> None:
-    """Refuse a teacher that reads other ids than its student, shorter rows, or knows
-    other classes: UserError. labels: of the student's task."""
+    """Refuse a teacher that reads other ids than its student, shorter rows, knows other
+    classes, or makes vectors in another way: UserError. labels: of the student's
+    task."""
     if model is None:
         return
     where = f"{KEY}={config.teacher}"
@@ -137,6 +138,16 @@ def check_fit(
             f"{where} knows the labels {', '.join(known)}, the task has "
             f"{', '.join(labels)}: they have to be the same, in one order (task.labels)"
         )
+    task_type = find_task_type(config.objective)
+    if task_type is None or not task_type.makes_vectors:
+        return
+    for key in ("pooling", "normalize"):
+        own, known = config.task[key], model.config.task[key]
+        if own != known:
+            raise UserError(
+                f"{where} makes vectors with task.{key}={known}, and here it is {own}: "
+                f"a teacher's are made as its student's are; give task.{key}={known}"
+            )
 
 
 def read_teacher(config: ConfigDict, model: LoadedModel, wanted: Any) -> ReadTeacher:

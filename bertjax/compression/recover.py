@@ -154,6 +154,8 @@ def make_config(small: Small, how: Recovery, student: str, teacher: str) -> Conf
     if how.rows:
         config.task.update(opened.config.task.to_dict())
         config.task.name = ""  # whose files are others
+        # A batch here is small, and the teacher's vectors say what scores did.
+        config.task.chunks, config.task.margin_weight = 1, 0.0
         config.data.train, config.data.length = how.rows, opened.config.data.length
         config.objective = opened.config.objective
     else:

@@ -43,9 +43,9 @@ def make_index(
     passages = passage_index.read_passages(text, "--text", words, say)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        passage_index.write_passages(folder, passages)
-        lines = folder / LINES
+        lines = folder / LINES  # first: it says that an index is begun
         lines.write_text("".join(p.whole + "\n" for p in passages), "utf-8")
+        passage_index.write_passages(folder, passages)
         vectors = folder / passage_index.VECTORS
         (rows, width), cut, empty = embed_file(
             model, str(lines), vectors, batch_size, None, say

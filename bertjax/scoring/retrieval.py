@@ -93,8 +93,8 @@ def score(args: Any, path: str, flag: str) -> Scores:
     sets: dict[str, dict[str, Any]] = {}
     for name, collection in collections.items():
         queries, texts = finder.index(collection)
-        how = queries, collection.own, search_measures.DEEPEST
-        found, scores = place(texts).search(*how)
+        deepest = max(search_measures.DEEPEST, finder.depth)
+        found, scores = place(texts).search(queries, collection.own, deepest)
         if args.mine:
             mine(args, finder, collection, found, scores)
         sets[name] = {"queries": len(queries), "passages": len(texts)}

@@ -10,6 +10,7 @@ from bertjax.assembly.models import LoadedModel
 from bertjax.data.tokenizers.export_tokenizer import write_tokenizer
 from bertjax.serving.served_model import ServedModel
 from bertjax.tasks import prepare_task as tasks
+from bertjax.tasks.task_type import get_task_type
 
 CARD = "card.json"
 FORMAT_VERSION = 1
@@ -45,7 +46,7 @@ def write_card(folder: Path, facts: dict[str, Any]) -> None:
 def write_own_tokenizer(folder: Path, model: LoadedModel, served: ServedModel) -> None:
     """Write tokenizer.json and its config, which cuts texts where the model does."""
     between = None
-    if served.labels or served.task == "question-answering":
+    if "task" in model.meta and not get_task_type(model.config.objective).makes_vectors:
         between = model.meta["task"].get("separators") or tasks.separators(model.config)
     types = "token_type_ids" in served.inputs
     write_tokenizer(model.tokenizer, folder, types, served.longest, between)

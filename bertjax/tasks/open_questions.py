@@ -16,13 +16,13 @@ from bertjax.tasks.task_rows import ASKING
 
 
 def parse_questions(text: str, name: str, say: Say = silent) -> list[dict[str, Any]]:
-    """Read SQuAD's JSON, of which contexts are left out; or JSON lines with a question,
-    whose other cells stay as they are; else a question a line.
+    """Read SQuAD's JSON, of which contexts are left out; or JSON lines, or a list, of
+    objects with a question, whose other cells stay as they are; else a question a line.
 
     Returns objects with a `question`, and of SQuAD `id` and `answers`. Raises
     UserError, naming the place.
     """
-    is_json = tables.is_json(name) or text.lstrip()[:1] == "{"
+    is_json = tables.is_json(name) or tables.has_objects(text)
     if is_json and '"paragraphs"' in text and '"qas"' in text:
         asked = squad_files.questions_of(load_json(text, name), name)
         return [
@@ -42,24 +42,40 @@ def parse_questions(text: str, name: str, say: Say = silent) -> list[dict[str, A
 
 def read_found(value: str, key: str, columns: Columns, say: Say = silent) -> list[Row]:
     """Read rows of questions with the passages that were found for them, as
-    tables.read_rows does. Raises UserError, naming the place, where there are none."""
+    tables.read_rows does; where answers are asked for, questions whose list of them is
+    empty, as SQuAD 2.0 has some, are left out, and said. Raises UserError, naming the
+    place, where there are none."""
     others, listed = _parted(columns)
-    return _with(listed, tables.read_rows(value, key, others, say, [*listed.values()]))
+    rows = tables.read_rows(value, key, others, say, [*listed.values()])
+    return _with(listed, _answered(columns, rows, say))
 
 
 def parse_found(text: str, name: str, columns: Columns, say: Say = silent) -> list[Row]:
-    """Read the rows of a text, as `read_found` does: JSON lines, which alone can hold
-    passages. Raises UserError."""
+    """Read the rows of a text, as `read_found` does: JSON's objects, which alone can
+    hold passages. Raises UserError."""
     others, listed = _parted(columns)
-    if text.lstrip()[:1] != "{" and listed:
-        return _with(listed, [*tables.parse_lines(text, name, others, say)])
-    return _with(listed, tables.parse_text(text, name, others, say))
+    if not tables.has_objects(text) and listed:
+        rows = [*tables.parse_lines(text, name, others, say)]
+    else:
+        rows = tables.parse_text(text, name, others, say)
+    return _with(listed, _answered(columns, rows, say))
 
 
 def _parted(columns: Columns) -> tuple[dict[str, str], dict[str, str]]:
     """Part what asks for passages, if anything does, from the rest."""
     listed = {key: columns[key] for _, key, *_ in ASKING if key in columns}
     return {k: v for k, v in columns.items() if k not in listed}, listed
+
+
+def _answered(columns: Columns, rows: list[Row], say: Say) -> list[Row]:
+    """Leave out questions without an answer, where a column of answers is asked for."""
+    label = next((columns[key] for *_, key in ASKING if key in columns), None)
+    bare = [row.place for row in rows if row.cells.get(label) == []]
+    tables.report(say, bare, "question", " without an answer, left out")
+    kept = [row for row in rows if row.cells.get(label) != []]
+    if bare and not kept:
+        raise UserError(f"{bare[0]}: no question has an answer ({label})")
+    return kept
 
 
 def _with(listed: Columns, rows: list[Row]) -> list[Row]:

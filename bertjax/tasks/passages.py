@@ -11,6 +11,7 @@
 
 import contextlib
 import os
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,8 +37,9 @@ class Collection:
     """What is searched, and for what.
 
     grades: of each query {passage: grade}: above 0 answers it, the others are given
-    negatives. own: of each query the passage that has its very id and does not answer
-    it, or -1: the query itself, where queries are passages too. scores: of each query
+    negatives. own: of each query the passage that has its very id, of pairs its text,
+    and does not answer it, or -1: the query itself, where queries are passages too. It
+    is neither found nor a negative. scores: of each query
     {passage: a teacher's score}, where a table has them. files: those that were read.
     """
 
@@ -59,13 +61,17 @@ def read_collections(
     UserError, naming file and line.
     """
     whole = Collection()
+    # Of each folder {id: number}, and of pairs, which have no ids, {text: number}: what
+    # several files of grades or tables share is one passage.
+    known: dict[str, dict[str, int]] = defaultdict(dict)
     for entry in registry.split_list(value):
         path = locate(entry, key)
         if folder := _folder(path):
-            one = _read_folder(path, folder, say)
+            names, one = _read_folder(path, folder, say)
             whole.files += [find_packed(f"{folder}/{name}") for name in TEXTS]
         else:
             one = _read_pairs(path, key, columns, say)
+            names = one.passages
         grades = [g for of in one.grades for g in of.values()]
         answers = sum(g > 0 for g in grades)
         say(
@@ -77,14 +83,22 @@ def read_collections(
             say(f"{path}: {counted(empty, 'empty query', 'empty queries')}, kept")
         if empty := sum(not text.strip() for text in one.passages):
             say(f"{path}: {counted(empty, 'empty passage')}, kept")
-        first = len(whole.passages)
+        number = known[folder and os.path.abspath(folder)]
+        for name, text in zip(names, one.passages, strict=True):
+            if number.setdefault(name, len(whole.passages)) == len(whole.passages):
+                whole.passages.append(text)
+        at = [number[name] for name in names]
         whole.files.append(path)
-        whole.passages += one.passages
         whole.queries += one.queries
-        whole.grades += [{first + p: g for p, g in of.items()} for of in one.grades]
-        whole.own += [first + p if p >= 0 else p for p in one.own]
+        whole.grades += [{at[p]: g for p, g in of.items()} for of in one.grades]
+        whole.own += [at[p] if p >= 0 else p for p in one.own]
         scores = one.scores or [{}] * len(one.queries)
-        whole.scores += [{first + p: s for p, s in of.items()} for of in scores]
+        whole.scores += [{at[p]: s for p, s in of.items()} for of in scores]
+    texts = known[""]
+    for query, text in enumerate(whole.queries):
+        own = texts.get(text, -1)
+        if whole.own[query] < 0 and whole.grades[query].get(own, 0) <= 0:
+            whole.own[query] = own
     if not whole.queries:
         raise UserError(f"{key} is empty: give a folder in BEIR's layout, or pairs")
     return [whole]
@@ -132,8 +146,9 @@ def _folder(path: str) -> str:
     return ""
 
 
-def _read_folder(path: str, folder: str, say: Say) -> Collection:
-    """Read the passages and queries of a folder, and a file of grades."""
+def _read_folder(path: str, folder: str, say: Say) -> tuple[list[str], Collection]:
+    """Read the passages of a folder, their ids first, the queries, and a file of
+    grades."""
     passages, queries = (_read_texts(path, f"{folder}/{name}", say) for name in TEXTS)
     place = {name: i for i, name in enumerate(passages)}
     grades = _read_grades(path, queries, place, say)
@@ -152,7 +167,7 @@ def _read_folder(path: str, folder: str, say: Say) -> Collection:
         found.queries.append(queries[query])
         found.grades.append(grades[query])
         found.own.append(-1 if grades[query].get(own, 0) > 0 else own)
-    return found
+    return [*passages], found
 
 
 def _read_texts(grades: str, name: str, say: Say) -> dict[str, str]:

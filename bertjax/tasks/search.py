@@ -316,6 +316,10 @@ def merge(own: Found, scores: np.ndarray, first: int) -> None:
         place = scores.shape[1] - k
         least = np.partition(scores, place, axis=1)[:, place, None]
         better = (scores > bound) & (scores >= least)
+        # Of those that are equal the first: sparse vectors score many passages 0.
+        for row in np.flatnonzero(better.sum(axis=1) > k):
+            equal = np.flatnonzero(scores[row] == least[row])
+            better[row, equal[k - better[row].sum() :]] = False
     else:
         better = scores > bound  # what is no number is not
     row, column = np.nonzero(better)

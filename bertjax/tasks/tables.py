@@ -3,7 +3,7 @@
 
 - `a.tsv`, `b.tsv.gz`: cells between tabs, a row a line; a quote is a quote
 - `c.csv`: as spreadsheets write it, quoted cells may hold commas, quotes, line ends
-- `d.jsonl`, `e.json.gz`: an object a line
+- `d.jsonl`, `e.json.gz`: an object a line, or all in one list
 - `f.txt`: a text a line as it stands, where one column is asked for and no label
 - `tfds:glue/rte:train`: TensorFlow Datasets on this machine
 
@@ -38,6 +38,7 @@ WANTED = "FILE.tsv, .csv or .jsonl"
 SUFFIX = re.compile(r"\.(tsv|csv|jsonl|json|txt)(\.gz|\.zst)?$", re.IGNORECASE)
 LOOK = 10_000  # lines, to guess whether the first one names the columns
 NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+OBJECTS = re.compile(r"\s*(\{|\[\s*\{)")
 SNAKE = re.compile(r"[a-z]+(_[a-z0-9]+)+")
 NAMES = (
     "text texts sentence sentence1 sentence_a question question1 premise query title"
@@ -131,8 +132,8 @@ def read_entries(
 
 
 def parse_text(text: str, name: str, columns: Columns, say: Say = silent) -> list[Row]:
-    """Read the rows of a text: JSON lines where it begins with a brace, else TSV."""
-    kind = "json" if text.lstrip()[:1] == "{" else "tsv"
+    """Read the rows of a text: of JSON's objects where it begins so, else TSV."""
+    kind = "json" if has_objects(text) else "tsv"
     return list(parse_rows(text, kind, name, columns, say))
 
 
@@ -150,6 +151,11 @@ def read_file(path: str, columns: Columns, say: Say = silent) -> list[Row]:
         raise UserError(f"{path}: a table has to be a .tsv, .csv or .jsonl file")
     kind = suffix[1].lower().removesuffix("l")
     return list(parse_rows(read_text(path), kind, path, columns, say))
+
+
+def has_objects(text: str) -> bool:
+    """Whether a text begins as JSON lines do, or a list of objects."""
+    return OBJECTS.match(text) is not None
 
 
 def is_json(path: str) -> bool:
@@ -330,16 +336,25 @@ def _csv_lines(text: str, name: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _json_rows(text: str, name: str, columns: Columns, say: Say) -> Iterator[Row]:
+    for place, found in _json_values(text, name, say):
+        if not isinstance(found, dict):
+            raise UserError(f"{place}: is no JSON object")
+        _check_columns(list(found), place, columns)
+        yield Row(found, place)
+
+
+def _json_values(text: str, name: str, say: Say) -> Iterator[tuple[str, Any]]:
+    """Yield (place, value) of each line, or of each part of a list of objects."""
+    if text.lstrip()[:1] == "[" and has_objects(text):
+        for i, found in enumerate(load_json(text, name)):
+            yield f"{name}:[{i}]", found
+        return
     lines = {f"{name}:{i}": x for i, x in enumerate(text.rstrip().split("\n"), 1)}
     blank = [place for place, line in lines.items() if not line.strip()]
     report(say, blank, "empty line", ", skipped")
     for place, line in lines.items():
         if line.strip():
-            found = load_json(line, place)
-            if not isinstance(found, dict):
-                raise UserError(f"{place}: is no JSON object")
-            _check_columns(list(found), place, columns)
-            yield Row(found, place)
+            yield place, load_json(line, place)
 
 
 def _bare_rows(text: str, name: str, columns: Columns, say: Say) -> Iterator[Row]:

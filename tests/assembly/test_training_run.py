@@ -70,6 +70,18 @@ def test_a_teacher_reads_the_rows_of_all_phases(phases):
     check_fit(config, teacher, pieces, [])
 
 
+@pytest.mark.parametrize("key, other", [("pooling", "cls"), ("normalize", False)])
+def test_a_teacher_of_vectors_makes_them_as_its_student(key, other):
+    config, theirs = (c.load_config("finetune/retrieve.py:smoke") for _ in range(2))
+    pieces = SimpleNamespace(kind="", pieces=[], lower_case=True, roles={})
+    facts = {"tokenizer": pieces, "cfg": SimpleNamespace(max_length=512), "meta": {}}
+    teacher = SimpleNamespace(config=theirs, **facts)
+    check_fit(config, teacher, pieces, [])
+    theirs.task[key] = other
+    with pytest.raises(UserError, match=rf"with task\.{key}={other}, and here it is"):
+        check_fit(config, teacher, pieces, [])
+
+
 def test_lengths_in_other_units_than_steps_wait_for_the_text():
     config = c.load_config("bert.py:smoke")
     config.total, config.optim.warmup = c.duration(epochs=3), c.duration(steps=10**6)

@@ -27,6 +27,7 @@ TASKS = {
     "text-classification": f"classify:classes={len(LABELS)}",
     "token-classification": f"tag:classes={len(LABELS)}",
     "question-answering": "span",
+    "a score": "regress",
 }
 
 
@@ -58,9 +59,9 @@ def small_model(vocabulary, family="bert", objective="mlm", meta=None, **options
 def finetuned(vocabulary, family="bert", task="text-classification", **options):
     """Make a model that was finetuned for a task of Hugging Face's name."""
     objective = TASKS[task]
-    labels = [] if objective == "span" else [*LABELS]
+    labels = [] if objective in ("span", "regress") else [*LABELS]
     name = objective.partition(":")[0]
     model = small_model(vocabulary, family, objective, **options)
     model.config.objective = name
     model.config.task.text = "text"
-    return model._replace(meta={"task": {"labels": labels, "separators": 1}})
+    return model._replace(meta={"task": {"labels": labels}})

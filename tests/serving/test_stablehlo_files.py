@@ -9,9 +9,10 @@ import jax
 import numpy as np
 import pytest
 import small_served as small
+from tokenizers import Tokenizer
 
 from bertjax import UserError
-from bertjax.serving import differences, write_stablehlo
+from bertjax.serving import card, differences, write_stablehlo
 from bertjax.serving.export_model import Options, export_model
 from bertjax.serving.served_model import make_served
 
@@ -94,6 +95,13 @@ def test_tasks(task, reader, vocabulary, tmp_path):
     assert {k: v.shape[:2] for k, v in found.items()} == dict.fromkeys(
         facts["outputs"], (1, 16)
     )
+
+
+def test_two_texts_are_parted_as_the_model_has_seen_them(vocabulary, tmp_path):
+    model = small.finetuned(vocabulary, "roberta", "a score")
+    card.write_own_tokenizer(tmp_path, model, make_served(model, "x"))
+    ids = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("a", "a").ids
+    assert ids.count(model.tokenizer.sep_id) == 3
 
 
 def test_vectors(reader, vocabulary, tmp_path):

@@ -13,7 +13,12 @@ from bertjax.data.batches import Batches
 from bertjax.data.features.base import Features, Settings
 from bertjax.data.mixture import make_mixture
 from bertjax.tasks import passage_index, tables
-from bertjax.tasks.open_questions import find_answers, parse_found, parse_questions
+from bertjax.tasks.open_questions import (
+    find_answers,
+    parse_found,
+    parse_questions,
+    read_found,
+)
 from bertjax.tasks.passage_index import Passage, PassageIndex
 from bertjax.tasks.task_rows import Form, Limits
 from bertjax.tasks.types import read
@@ -308,6 +313,21 @@ def test_questions_without_passages(text, known):
     assert [r.cells for r in parse_found(with_passages, "a", columns)] == ASKED[1:]
 
 
+def test_questions_that_have_no_answer(tmp_path):
+    """Which SQuAD 2.0 has: predict --index writes them with an empty list."""
+    rows, said = [{**ASKED[0], "answers": []}, *ASKED], []
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (file := tmp_path / "t.jsonl").write_text(text)
+    found = read_found(str(file), "data.train", FORM.keys(), said.append)
+    assert [row.cells for row in found] == ASKED
+    assert said == [f"1 question without an answer, left out: {file}:1"]
+    assert len(parse_found(text, "t", FORM.keys(flags=True))) == 2
+    asked = read_found(str(file), "--input", FORM.keys(labelled=False, flags=True))
+    assert len(asked) == 3
+    with pytest.raises(UserError, match=r"t:1: no question has an answer \(answers"):
+        parse_found(json.dumps(rows[0]), "t", FORM.keys())
+
+
 def test_questions():
     assert parse_questions("who?\n\nwhy?\n", "q") == [
         {"question": "who?"},
@@ -317,6 +337,13 @@ def test_questions():
     assert kept == [{"question": "who?", "answers": ["I"], "x": 1}]
     with pytest.raises(UserError, match=r"q\.jsonl:1: is no JSON object"):
         parse_questions("[1, 2]\n", "q.jsonl")
+    # DPR's and FiD's files are one list.
+    listed = json.dumps(ASKED, indent=1)
+    assert parse_questions(listed, "-") == ASKED == parse_questions(listed, "q.json")
+    columns = FORM.keys()
+    assert [row.cells for row in parse_found(listed, "q", columns)] == ASKED
+    with pytest.raises(UserError, match=r"q\.json:\[1\]: is no JSON object"):
+        parse_questions('[{"question": "a"},\n\n3]', "q.json", print)
     answers = [{"text": "b", "answer_start": 2}] * 2
     squad = {"qas": [{"id": "1", "question": "what?", "answers": answers}]}
     squad = {"data": [{"paragraphs": [squad | {"context": "a b"}]}]}

@@ -118,6 +118,8 @@ def test_classes_of_files(tmp_path, soft):
     found = gather(read(table, **keys)[1], [0])["region_classes"][0]
     assert found.dtype == (np.float32 if soft else np.int32)
     assert (found[:2] == classes).all() and not found[2].any()
+    write_image(tmp_path / "a.npz", 2)  # which answers never use
+    assert "region_classes" not in gather(read(table, labelled=False, **keys)[1], [0])
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from bertjax.tasks.passages import COLUMNS, Collection, locate, read_collections
 from bertjax.tasks.prepare_task import prepare
 from bertjax.tasks.retrieval_options import read_widths
 from bertjax.tasks.task_rows import Form, Ragged
-from bertjax.tasks.types import rerank
+from bertjax.tasks.types import rerank, retrieve
 from bertjax.tasks.types.retrieve import make_pairs, pack
 
 FORM = Form(("query", "positive"), "negatives", (), 1, (*search_measures.MEASURES,))
@@ -76,6 +76,26 @@ def test_a_folder(tmp_path):
     assert "not in these grades" not in said
     (named,), _ = read(path, "data.valid")
     assert named == found
+
+
+def test_what_several_files_share_is_one_passage(tmp_path, monkeypatch):
+    write(tmp_path)
+    (alone,), _ = read(tmp_path)
+    write(tmp_path, ["q1 b 1"], "qrels/dev.tsv")
+    monkeypatch.chdir(tmp_path.parent)
+    folder = tmp_path.name  # the same one by another name
+    (both,), _ = read(f"{tmp_path},{folder}/qrels/dev.tsv")
+    assert both.passages == alone.passages and both.queries == ["x", "z", "x", "y"]
+    assert both.grades == [*alone.grades, {1: 1}] and both.own == [-1, 2, -1, -1]
+    pairs = [("one", "two"), ("two", "one")]
+    for name, (positive, negative) in zip("ab", pairs, strict=True):
+        row = {"query": name, "positive": positive, "negatives": negative}
+        row["scores"] = [2.0, 1.0]
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    (both,), _ = read(f"{tmp_path}/a.jsonl,{tmp_path}/b.jsonl")
+    assert both.passages == ["one", "two"]
+    assert both.grades == [{0: 1, 1: 0}, {1: 1, 0: 0}]
+    assert both.scores == [{0: 2.0, 1: 1.0}, {1: 2.0, 0: 1.0}]
 
 
 def test_which_grades_a_folder_stands_for(tmp_path):
@@ -238,7 +258,8 @@ def test_rows_to_train_on(tokenizer, tmp_path):
     assert batch["input_ids"].shape == (3, rows.length) and rows.length % 16 == 0
     # Passages a and c are the same text; queries q0 and q3 too, so they share answers.
     assert batch["passage_numbers"].tolist() == [[0, 1], [1, -1], [1, -1]]
-    assert batch["relevant_numbers"].tolist() == [[0, 1], [1, -1], [0, 1]]
+    # Passage 2 is query q2 itself, which is not its own negative.
+    assert batch["relevant_numbers"].tolist() == [[0, 1], [1, 2], [0, 1]]
     assert batch["cls_weights"].tolist() == [[1, 1, 1], [1, 1, 0], [1, 1, 0]]
     assert rows.lengths().tolist() == [
         len(rows.texts[q]) + len(rows.texts[p]) + 4 for q, p in rows.pairs
@@ -264,11 +285,45 @@ def test_texts_that_are_one_when_they_are_cut(tokenizer, tmp_path):
     whole, cut = rows.plan(32), rows.plan(4)  # two tokens of a text
     assert min(sizes) >= 2
     assert whole.identity.tolist() == [0, 1, 2]
-    assert whole.relevant.tolist() == [[0], [1], [2]]
+    assert whole.relevant(np.arange(3)).tolist() == [[0], [1], [2]]
     assert cut.identity.tolist() == [0, 0, 2]
-    assert cut.relevant.tolist() == [[0], [0], [2]]
+    assert cut.relevant(np.arange(3)).tolist() == [[0], [0], [2]]
     batch = cut.gather(np.arange(3), counter_rng.fold(0, np.arange(3)), tokenizer)
     assert batch["passage_numbers"].tolist() == [[0], [0], [2]]
+
+
+def test_a_query_that_is_a_passage_too(tokenizer, tmp_path):
+    """It is neither its own negative nor found; where it answers itself it is both."""
+    pairs = ("a list", "b"), ("b", "a list"), ("c", "c"), ("c", "b")
+    lines = [json.dumps({"query": q, "positive": p}) + "\n" for q, p in pairs]
+    for name, part in zip("xy", (lines[:1], lines[1:]), strict=True):
+        (tmp_path / f"{name}.jsonl").write_text("".join(part))
+    (found,), _ = read(f"{tmp_path}/x.jsonl,{tmp_path}/y.jsonl")
+    assert found.passages == ["b", "a list", "c"] and found.own == [1, 0, -1]
+    rows = make_pairs([found], FORM, tokenizer, True).plan(16)
+    batch = rows.gather(np.arange(4), counter_rng.fold(0, np.arange(4)), tokenizer)
+    assert batch["relevant_numbers"].tolist() == [[0, 1], [0, 1], [0, 2], [0, 2]]
+
+
+def test_many_answers_of_one_query_cost_the_others_nothing(
+    tokenizer, tmp_path, monkeypatch
+):
+    pairs = [(f"a {i}", f"b {i}") for i in range(300)]
+    pairs += [("c", f"b {i}") for i in range(300)]
+    file = tmp_path / "pairs.jsonl"
+    lines = [json.dumps({"query": q, "positive": p}) + "\n" for q, p in pairs]
+    file.write_text("".join(lines))
+    rows = make_pairs(read(file)[0], FORM, tokenizer, True).plan(16)
+    assert len(rows.relevant_keys) == 600  # and no table of 301 x 300
+    found = rows.relevant(np.array([300, 7]))
+    assert found[0].tolist() == [*range(300)]
+    assert found[1].tolist() == [7, *[-1] * 299] and len([*rows.notes()]) == 1
+    assert rows.is_relevant(np.array([300, 7, 7]), np.array([9, 9, 7])).tolist() == [
+        *(True, False, True)
+    ]
+    monkeypatch.setattr(retrieve, "MOST", 8)
+    assert rows.relevant(np.array([300])).tolist() == [[*range(8)]]
+    assert [*rows.notes()][1].startswith("1 query with more than 8 answers: a batch")
 
 
 def test_given_negatives_change_with_the_epoch(tokenizer, tmp_path):

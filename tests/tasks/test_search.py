@@ -62,6 +62,20 @@ def test_sparse_and_many_vectors_are_exact(monkeypatch):
     np.testing.assert_array_equal(scores, np.take_along_axis(products, found, 1))
 
 
+def test_equal_scores_of_a_tile_are_not_all_kept(monkeypatch):
+    """Of a query that shares a piece with few passages, as most of SPLADE's do."""
+    scores = np.zeros((3, 500), np.float32)
+    scores[0, [7, 400]], scores[1, 3:20], scores[2, 450] = (1, 2), 1, -1
+    sizes, lexsort = [], np.lexsort
+    monkeypatch.setattr(
+        np, "lexsort", lambda keys: (sizes.append(len(keys[0])), lexsort(keys))[1]
+    )
+    own = np.full((3, 8), -1, np.int64), np.full((3, 8), -np.inf, np.float32)
+    search.merge(own, scores, 0)
+    assert own[0].tolist() == brute_force(scores, [-1] * 3, 8)
+    assert sizes == [3 * 8 + 3 * 8]
+
+
 def test_the_largest_weights_make_sparse_vectors():
     weights = np.array([[3, 1, 0], [2, 0, 0]], np.float32)
     terms = np.array([[4, 1, 0], [0, 1, 2]], np.int32)

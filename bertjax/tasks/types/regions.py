@@ -285,7 +285,7 @@ def _find_files(
     """Return the rows whose files are there, the files, and each row's number there.
 
     some: rows may lack theirs, which are said; else they are refused, since a row that
-    is asked has an answer of its own. Raises UserError.
+    is asked has an answer of its own, which no classes are read for. Raises UserError.
     """
     number: dict[Path, int] = {}
     kept, image, lacking = [], [], []
@@ -302,7 +302,8 @@ def _find_files(
     if not kept:
         path = region_files.find_file(rows[0], column)
         raise UserError(f"{rows[0].place}: {path} is not there, and so are all others")
-    files = region_files.open_files([*number], settings.width, settings.classes)
+    classes = settings.classes if some else 0
+    files = region_files.open_files([*number], settings.width, classes)
     return kept, files, np.array(image, np.int64)
 
 

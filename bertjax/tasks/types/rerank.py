@@ -21,11 +21,12 @@ from bertjax.data import counter_rng
 from bertjax.data.rendering import decode
 from bertjax.tasks import passages, search_measures, tables, text_rows
 from bertjax.tasks import retrieval_options as options
+from bertjax.tasks.collection_rows import CollectionRows
 from bertjax.tasks.passages import Collection
 from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Rows
 from bertjax.tasks.task_type import TaskType
 from bertjax.tasks.types import retrieve
-from bertjax.tasks.types.retrieve import CollectionRows, Pairs, round_up
+from bertjax.tasks.types.retrieve import Pairs, round_up
 
 
 def read_together(
@@ -87,9 +88,8 @@ class Listed(_Together, Pairs):
             draw = counter_rng.fold(keys, "passage", slot)
             most = len(self.identity)
             other = counter_rng.below(draw, 0, np.full(len(members), most))
-            answers = self.relevant[query] == self.identity[other][:, None]
-            no_negative = answers.any(axis=1) | (other == self.own[query])
-            other = np.where(no_negative, -1, self.queries + other)
+            is_relevant = self.is_relevant(query, other)
+            other = np.where(is_relevant, -1, self.queries + other)
             empty = members[:, slot] < 0
             members[empty, slot] = other[empty]
         query, passage = np.repeat(query, self.choices), members[:, 1:].ravel()
@@ -130,7 +130,7 @@ class Candidates(_Together, CollectionRows):
                 if len(found) >= self.candidates:
                     break
                 other = int(counter_rng.below(start, slot, count))
-                if self.identity[other] not in self.relevant[query]:
+                if not self.is_relevant(query, other):
                     found.setdefault(other)
             found.pop(int(self.own[query]), None)
             out += [(query, self.queries + passage) for passage in found]

@@ -7,8 +7,7 @@ negatives one of them, drawn anew in every epoch (Karpukhin et al. 2020, section
 So one pass of the encoder makes all vectors, and nothing is padded to the longest.
 """
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -18,115 +17,16 @@ from ml_collections.config_dict import ConfigDict
 
 from bertjax import counted
 from bertjax.data import counter_rng
-from bertjax.data.rendering import decode
 from bertjax.tasks import passages, search, search_measures
 from bertjax.tasks import retrieval_options as options
+from bertjax.tasks.collection_rows import CollectionRows
 from bertjax.tasks.passages import Collection
-from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Ragged, Rows
+from bertjax.tasks.task_rows import Batch, Form, Outputs, Ragged, Rows
 from bertjax.tasks.task_type import TaskType
 
 TOGETHER = 4  # texts in a row that is searched: it keeps as many vectors
 STEP = 16  # rows are as long as a multiple of it
-
-
-@dataclass(frozen=True, eq=False)
-class CollectionRows(Rows):
-    """Queries and passages; laid out, a row is `length` tokens with several of them.
-
-    texts: the ids of the queries, then of the passages. grades, own, taught: as a
-    Collection has them (taught: its scores). longest: tokens of a text at most, special
-    ones included.
-    """
-
-    texts: Ragged
-    grades: Sequence[Mapping[int, int]]
-    own: np.ndarray
-    taught: Sequence[Mapping[int, float]] = ()
-    longest: int = 0
-
-    @property
-    def queries(self) -> int:
-        """How many queries there are."""
-        return len(self.grades)
-
-    @cached_property
-    def kept(self) -> np.ndarray:
-        """Tokens of each text that are kept, special ones included: i64 [texts]."""
-        return np.minimum(self.texts.lengths + 2, self.longest)
-
-    @cached_property
-    def cut(self) -> np.ndarray:
-        """Tokens of each text that are not: i64 [texts]."""
-        return self.texts.lengths + 2 - self.kept
-
-    @cached_property
-    def graded(self) -> np.ndarray:
-        """i64 [grades, 3]: a query, a passage, its grade."""
-        graded = [(q, p, g) for q, of in enumerate(self.grades) for p, g in of.items()]
-        return np.array(graded, np.int64)
-
-    @property
-    def answers(self) -> np.ndarray:
-        """i64 [n, 2]: a query, and a passage that answers it."""
-        return self.graded[self.graded[:, 2] > 0, :2]
-
-    def _seen(self, text: int) -> bytes:
-        """What the model sees of a text: two that begin alike may be one when cut."""
-        room = self.longest - 2 if self.longest else None
-        return self.texts[text][:room].tobytes()
-
-    @cached_property
-    def identity(self) -> np.ndarray:
-        """i32 [passages]: of each, the first passage of the same tokens."""
-        first: dict[bytes, int] = {}
-        names = map(self._seen, range(self.queries, len(self.texts.lengths)))
-        return np.array([first.setdefault(x, i) for i, x in enumerate(names)], np.int32)
-
-    @cached_property
-    def relevant(self) -> np.ndarray:
-        """i32 [queries, R]: identities of what answers each query, then -1.
-
-        Queries of the same tokens share their answers.
-        """
-        same: dict[bytes, set[int]] = defaultdict(set)
-        names = [self._seen(q) for q in range(self.queries)]
-        for query, passage in self.answers:
-            same[names[query]].add(int(self.identity[passage]))
-        out = np.full((len(names), max(map(len, same.values()))), -1, np.int32)
-        for row, name in zip(out, names, strict=True):
-            row[: len(same[name])] = sorted(same[name])
-        return out
-
-    def arrays(self) -> list[np.ndarray | None]:
-        arrays = [self.texts.tokens, self.texts.offsets, self.graded, self.own]
-        if any(self.taught):  # workdirs older than scores have no such array
-            each = [
-                (q, p, s) for q, of in enumerate(self.taught) for p, s in of.items()
-            ]
-            arrays.append(np.array(each, np.float64))
-        return arrays
-
-    def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
-        """Yield the texts of a row, each of which the model sees alone."""
-        for segment, name in enumerate(self.names_of(example), 1):
-            is_part = row["segment_ids"] == segment
-            if is_part.any():
-                yield name, decode(tokenizer, row["input_ids"][is_part])
-
-    def label_counts(self) -> dict[str, dict[str, float]]:
-        answers = len(self.answers)
-        counts = {"queries": self.queries, "answers": answers}
-        counts["passages"] = len(self.texts.lengths) - self.queries
-        return {"texts": counts | {"given negatives": len(self.graded) - answers}}
-
-    def of_columns(self, labelled: bool) -> str:
-        return ""  # of a folder there are none; what was read is said with its files
-
-    def notes(self) -> Iterator[str]:
-        texts, rows = counted(len(self.kept), "text"), counted(self.n, "row")
-        yield f"{texts}, {rows} of {self.length} tokens"
-        if cut := int((self.cut > 0).sum()):
-            yield f"{cut:,} of {len(self.cut):,} texts are cut at {self.longest}"
+MOST = 1024  # answers of a query that a batch knows
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,6 +66,33 @@ class Pairs(CollectionRows):
     def sizes(self) -> tuple[np.ndarray, np.ndarray]:
         return self.kept[self.pairs].sum(axis=1), self.cut[self.pairs].sum(axis=1)
 
+    @cached_property
+    def bounds(self) -> np.ndarray:
+        """i64 [queries + 1]: the first of each query's `relevant_keys`, and the end."""
+        first = np.arange(self.queries + 1) * len(self.identity)
+        return np.searchsorted(self.relevant_keys, first)
+
+    def relevant(self, query: np.ndarray) -> np.ndarray:
+        """Return identities of what is no negative of queries: i32 [b, R], then -1.
+
+        R: of the query that has the most, MOST at most.
+        """
+        sizes, asked = np.diff(self.bounds), self.asked[query]
+        column = np.arange(min(MOST, sizes.max()))
+        at = self.bounds[asked][:, None] + column
+        known = self.relevant_keys
+        found = known[np.minimum(at, len(known) - 1)] % len(self.identity)
+        is_one = column < sizes[asked][:, None]
+        return np.where(is_one, found, -1).astype(np.int32)
+
+    def notes(self) -> Iterator[str]:
+        yield from super().notes()
+        if many := int((np.diff(self.bounds) > MOST).sum()):
+            yield (
+                f"{counted(many, 'query', 'queries')} with more than {MOST:,} answers: "
+                "a batch knows as many of each, the others may be its negatives"
+            )
+
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
         """Make rows (`pack`), with passage_numbers i32 [b, S - 1], the identities of
         their passages, -1 where there is none, and relevant_numbers i32 [b, R].
@@ -179,7 +106,7 @@ class Pairs(CollectionRows):
         batch = {
             **pack(self.texts, members, self.longest, self.length, specials),
             "passage_numbers": np.where(passages < 0, np.int32(-1), numbers),
-            "relevant_numbers": self.relevant[query],
+            "relevant_numbers": self.relevant(query),
         }
         if any(self.taught):
             found = [
