@@ -17,6 +17,7 @@ Where a batch has several right answers to a query they share `gold` (task.answe
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -91,13 +92,17 @@ def entity_scores(
     return heads.mlm_logits(head, word, dataclasses.replace(cfg, pieces=0), hidden)
 
 
-def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Name what a batch of packed triples holds beside tokens."""
+def labels(rows: int, length: int, answers: int = 1) -> dict[str, jax.ShapeDtypeStruct]:
+    """Name what a batch of packed triples holds beside tokens, and of a query so many
+    answers."""
     slots = length // 3
     sizes = {"segment_ids": length, "position_ids": length}
     names = ("positions", "given", "ids")
     sizes |= {f"complete_{name}": slots for name in names}
     arrays = {k: jax.ShapeDtypeStruct((rows, n), jnp.int32) for k, n in sizes.items()}
+    if answers > 1:
+        shape = rows, slots, answers - 1
+        arrays["complete_more"] = jax.ShapeDtypeStruct(shape, jnp.int32)
     weights = jax.ShapeDtypeStruct((rows, slots), jnp.float32)
     return arrays | {"complete_weights": weights}
 
@@ -147,19 +152,25 @@ def multiply_by_given(
 
 
 def make_head(
-    gold: float = 1.0, top: int = 10, product: bool = False, candidates: Any = None
+    gold: float = 1.0,
+    top: int = 10,
+    product: bool = False,
+    answers: int = 1,
+    candidates: Any = None,
 ) -> Head:
     """Make the head, whose parameters are the masked LM's; with `product` a norm and
     a bias are all that it has of its own.
 
     gold: the right entity's share of the target. top: entities of an answer at most.
     product: multiply by the entity that is given, in the place of the transform.
-    candidates: which tokens are entities (tasks/types/complete.py); None: all that are
-    not special. Raises UserError for a gold that is no share; init does for a product
+    answers: of a query in batches that are made up (task.answers). candidates: which
+    tokens are entities (tasks/types/complete.py); None: all that are not special.
+    Raises UserError for a gold that is no share; init does for a product
     of embeddings that are not as wide as hidden states.
     """
     parts = (init_product, read_product) if product else (heads.init_mlm, read_hidden)
-    return make_candidate_head("complete", labels, gold, top, candidates, *parts)
+    own = partial(labels, answers=answers)
+    return make_candidate_head("complete", own, gold, top, candidates, *parts)
 
 
 def tokens_of(candidates: Any, cfg: EncoderConfig) -> tuple[int, int]:

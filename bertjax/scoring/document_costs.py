@@ -23,6 +23,7 @@ from bertjax.data.corpus.line_repair import Counts
 from bertjax.data.corpus.sources import named_sources, parse_sources
 from bertjax.data.token_store.cache import open_cache
 from bertjax.data.token_store.encoding import Block, encode_block, pieces
+from bertjax.data.tokenizers.stream_vocab import read_streams
 from bertjax.scoring.confidence import half_width
 from bertjax.scoring.scorer import (
     Scores,
@@ -100,8 +101,12 @@ def read_sets(
     value, key = text_to_score(args, lm.config)
     prepared_text.settle_cache(lm.config, cli.say)
     cache = os.fspath(open_cache(data.cache).root)
+    fields = {"text_field": data.text_field}
+    if not args.text:  # of --text the text alone says what is read
+        streams = ",".join(read_streams(data.streams))
+        fields |= {"code_field": data.code_field, "streams": streams}
     for name, part in named_sources(value, key).items():
-        sources = parse_sources(part, key, "valid", text_field=data.text_field)
+        sources = parse_sources(part, key, "valid", **fields)
         documents, counts = [], Counts()
         for source in sources:
             source.fingerprint(cache, cli.say)  # puts in place what is made

@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError
 from bertjax.data import counter_rng
@@ -316,8 +317,14 @@ def make_tokenizer(graph: Graph) -> Tokenizer:
     return Tokenizer(**reader.make({plain_ids.FILE: content}, {}))
 
 
+def head_options(task: ConfigDict, labels: Sequence[str]) -> dict[str, int]:
+    """Return how many answers are learnt at once, where they are several."""
+    return {"answers": task.answers} if task.answers > 1 else {}
+
+
 TASK_TYPE = triple_type(
     make_rows=make_completions,
     settings=("paths", "answers"),
+    head_options=head_options,
     make_tokenizer=make_tokenizer,
 )
