@@ -3,6 +3,7 @@
 
 import numpy as np
 
+from bertjax.data.ragged import ramps
 from bertjax.tasks.graphs import SIDES, Queries
 
 
@@ -63,8 +64,7 @@ class KnownAnswers:
         _, first = np.unique(same, axis=0, return_index=True)
         first = np.sort(first)
         count = -(-(end - begin)[first] // width)
-        share = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-        return queries.take(np.repeat(first, count)), share * width
+        return queries.take(np.repeat(first, count)), ramps(count) * width
 
     def share(self, queries: Queries, first: np.ndarray, width: int) -> np.ndarray:
         """Return `width` of the known answers to each query, from first i64 [n] on: i32
@@ -72,7 +72,7 @@ class KnownAnswers:
         begin, end = self.ranges(queries)
         count = np.clip(end - begin - first, 0, width)
         row = np.repeat(np.arange(len(count)), count)
-        column = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+        column = ramps(count)
         at = (begin + first)[row] + column
         out = np.full((len(count), width), -1, np.int32)
         for side, (_, answers) in self.sorted.items():

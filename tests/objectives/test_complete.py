@@ -229,8 +229,8 @@ def single_rows(batch, tokenizer):
     }
 
 
-def ring_batches(steps, options="gold=1", answers=1):
-    rows, tokenizer = make_rows(RING, answers=answers)
+def ring_batches(steps, options="gold=1"):
+    rows, tokenizer = make_rows(RING)
     cfg = make_cfg(tokenizer.vocab_size)
     spec = f"complete:{options}"
     objective, _ = make_objective(spec, cfg, candidates=rows.candidates)
