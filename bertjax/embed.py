@@ -29,6 +29,7 @@ from bertjax.inference import embed_index
 from bertjax.inference.embed_file import embed_file
 from bertjax.inference.embed_texts import Embedder, narrow, open_embedder
 from bertjax.interop.sentence_transformers import Sentences
+from bertjax.parallel.host_memory import keep_freed_memory
 from bertjax.storage import atomic, directories
 from bertjax.storage.paths import expand
 from bertjax.tasks import tables
@@ -60,6 +61,7 @@ FLAGS = {
 
 def main(argv: Sequence[str]) -> int:
     args = command_line.parse(argv, FLAGS, __doc__, needs_config=False)
+    keep_freed_memory()
     if not args.model or not args.text or bool(args.out) == bool(args.index):
         either = "--model, --text and either --out or --index"
         raise UserError(f"{either} are needed: see --help")

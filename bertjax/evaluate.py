@@ -50,6 +50,7 @@ from bertjax.assembly import command_line, models
 from bertjax.checkpoints.workdir import finite
 from bertjax.config import cli
 from bertjax.config.flag_help import Flag, shared
+from bertjax.parallel.host_memory import keep_freed_memory
 from bertjax.scoring import own
 from bertjax.scoring.scorer import load_scorer, scorer_names
 
@@ -95,6 +96,7 @@ REFINING += ("margin", "rank", "top_k")
 
 def main(argv: Sequence[str]) -> int:
     args = command_line.parse(argv, FLAGS, __doc__, needs_config=False)
+    keep_freed_memory()
     scorer = own if args.what is None else load_scorer(args.what)
     for name in REFINING:
         if getattr(args, name) is None or name in scorer.FLAGS:

@@ -44,6 +44,7 @@ from bertjax.config.flag_help import Flag, shared
 from bertjax.data.corpus.sources import expand_paths
 from bertjax.inference.open_book import answer_from_index
 from bertjax.inference.predict_rows import answer, open_finetuned
+from bertjax.parallel.host_memory import keep_freed_memory
 from bertjax.storage import atomic
 from bertjax.tasks import tables
 from bertjax.tasks.open_questions import parse_questions
@@ -69,6 +70,7 @@ FLAGS = {
 
 def main(argv: Sequence[str]) -> int:
     args = command_line.parse(argv, FLAGS, __doc__, needs_config=False)
+    keep_freed_memory()
     if not args.model or not args.input:
         raise UserError("--model and --input are needed: see --help")
     out = None

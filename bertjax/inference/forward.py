@@ -18,7 +18,9 @@ import numpy as np
 from bertjax.models import encoder, heads, stacked_layers
 from bertjax.models.nearest import split_rows
 from bertjax.models.pooling import POOLINGS, members_of, normalize_vectors
+from bertjax.models.row_chunks import map_rows
 from bertjax.objectives import token_head
+from bertjax.parallel.host_memory import count_cores
 
 __all__ = [
     "hidden_states",
@@ -37,6 +39,9 @@ __all__ = [
 ]
 
 LENGTHS = 5  # shapes that texts of all lengths are padded to
+MORE_LENGTHS = 9  # of many texts on a CPU, which compiles a shape in a second or two
+MANY = 2**16  # tokens, from which on these pay
+CPU_TOKENS = 2**11  # of a core: what XLA makes of larger arrays there is a third slower
 
 
 # ---------------------------------------------------------------- what a pass returns
@@ -122,6 +127,10 @@ def make_forward(
 
     @jax.jit
     def run(params: Any, batch: Mapping[str, Any]) -> Any:
+        chunks = count_cpu_chunks(*batch["input_ids"].shape)
+        return map_rows(lambda rows, number: one(params, rows), chunks, batch)
+
+    def one(params: Any, batch: Mapping[str, Any]) -> Any:
         ids = batch["input_ids"]
         real = (jnp.arange(ids.shape[1]) < batch["sizes"][:, None]).astype(jnp.int32)
         batch = {**batch, "attention_mask": real}
@@ -133,6 +142,15 @@ def make_forward(
         return readout(params, cfg, hidden, batch, *options)
 
     return run
+
+
+def count_cpu_chunks(rows: int, length: int) -> int:
+    """Return in how many parts a batch is worked on, a divisor of its rows: on a CPU of
+    CPU_TOKENS tokens a core where rows can be parted so far, elsewhere one."""
+    if jax.default_backend() != "cpu":
+        return 1
+    wanted = math.ceil(rows * length / (CPU_TOKENS * count_cores()))
+    return next((n for n in range(wanted, rows) if rows % n == 0), rows)
 
 
 def place_params(params: Mapping[str, Any], cfg: Any) -> dict[str, Any]:
@@ -153,20 +171,24 @@ def place_tables(tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------- batches of texts
-def bucket_lengths(most: int) -> list[int]:
-    """Return the lengths that texts are padded to: `most`, and from 32 on less.
+def bucket_lengths(most: int, count: int = LENGTHS) -> list[int]:
+    """Return the lengths that texts are padded to, `count` at most: `most`, and less, a
+    sixteenth of it or 32.
 
     >>> bucket_lengths(512), bucket_lengths(8192)
     ([32, 64, 128, 256, 512], [32, 128, 512, 2048, 8192])
+    >>> bucket_lengths(128, 9)
+    [8, 12, 16, 23, 32, 46, 64, 91, 128]
     """
-    ratio = max(2.0, (most / 32) ** (1 / (LENGTHS - 1)))
-    return sorted({math.ceil(most / ratio**k) for k in range(LENGTHS)})
+    ratio = max(16.0, most / 32) ** (1 / (count - 1))
+    return sorted({math.ceil(most / ratio**k) for k in range(count)})
 
 
 def plan_batches(
     sizes: np.ndarray, batch_size: int, longest: int
 ) -> tuple[int, list[tuple[np.ndarray, int]]]:
-    """Plan batches of rows by falling length, in at most five shapes.
+    """Plan batches of rows by falling length, in at most five shapes (on a CPU nine,
+    where rows are many).
 
     sizes: tokens of the rows, i64 [n]; longest: what no row is padded beyond. Returns
     the rows of a batch, and (which rows, the length that they are padded to) of each.
@@ -181,7 +203,8 @@ def plan_batches(
         longest = min(-(-int(sizes.max()) // 16) * 16, longest)
     else:
         batch_size = min(1 << (len(sizes) - 1).bit_length(), batch_size)
-    lengths = bucket_lengths(longest)
+    many = sizes.sum() >= MANY and jax.default_backend() == "cpu"
+    lengths = bucket_lengths(longest, MORE_LENGTHS if many else LENGTHS)
     order = np.argsort(-sizes, kind="stable")
     parts = (order[i : i + batch_size] for i in range(0, len(order), batch_size))
     return batch_size, [

@@ -3,6 +3,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -154,6 +155,8 @@ def make_forward(
     """
     import jax
 
+    from bertjax.inference import forward
+    from bertjax.models.row_chunks import map_rows
     from bertjax.objectives.make_objective import make_objective
 
     whole, cfg = make_objective(objective, cfg, tokens, candidates=candidates)
@@ -163,5 +166,12 @@ def make_forward(
         whole = with_texts(whole, cfg, tokens, writing)
     evaluate = whole.evaluate
     assert evaluate is not None, f"{objective} has no outputs"
-    # Sums are of labels, which there are none of: nothing computes them.
-    return jax.jit(lambda params, batch: evaluate(params, batch)[1])
+
+    @jax.jit
+    def run(params: Any, batch: Any) -> dict[str, Any]:
+        rows, *length = batch["input_ids"].shape
+        chunks = forward.count_cpu_chunks(rows, math.prod(length))
+        # Sums are of labels, which there are none of: nothing computes them.
+        return map_rows(lambda rows, number: evaluate(params, rows)[1], chunks, batch)
+
+    return run

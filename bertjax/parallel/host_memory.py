@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of the process where the CPU is the device."""
+"""The host where the CPU is the device: its cores, and memory of the process."""
 
 import ctypes
 import os
@@ -14,6 +14,12 @@ SETTINGS = {
     TOP_PAD: 2**28,  # and grows by 256 MB of addresses, of which only used ones count
 }
 ACCELERATORS = ("accel*", "vfio/[0-9]*", "nvidia[0-9]*", "kfd")  # in /dev
+
+
+def count_cores() -> int:
+    """Return on how many cores this process may run."""
+    pinned = getattr(os, "sched_getaffinity", None)  # not on every system
+    return len(pinned(0)) if pinned else os.cpu_count() or 1
 
 
 def keep_freed_memory() -> bool:

@@ -11,7 +11,6 @@ Cramming (Geiping and Goldstein 2022, arXiv 2212.14034) and 24hBERT (Izsak et al
 arXiv 2104.07705) train so.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -21,6 +20,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bertjax.parallel import feed
+from bertjax.parallel.host_memory import count_cores
 from bertjax.storage.atomic import is_remote, write_file
 from bertjax.training.schedules import CLOCK_UPDATES
 
@@ -41,8 +41,7 @@ def least_seconds(seconds: float, clock: str) -> float:
     """Return how long a budget lasts on the wall, with all cores at work."""
     if clock == "wall":
         return seconds
-    pinned = getattr(os, "sched_getaffinity", None)  # not on every system
-    return seconds / (len(pinned(0)) if pinned else os.cpu_count() or 1)
+    return seconds / count_cores()
 
 
 class Clock:
