@@ -64,6 +64,8 @@ class Clock:
             whole = self.path.read_text().rpartition("\n")[0]  # no unfinished line
             self.lines = [float(line) for line in whole.split()]
         self.base, self.begun = (self.lines or [0.0])[-1], now()
+        # Updates before `step` that were not timed, without a budget, took none of it.
+        self.lines += [self.base] * (step - len(self.lines))
         self.file: Any = None
         # The budget may be over already.
         self.over = step > 0 and self.lines[step - 1 : step] >= [self.seconds]

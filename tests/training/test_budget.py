@@ -61,6 +61,20 @@ def test_times_are_repeated_and_go_on(clock, tmp_path):
     assert clock(6, now).over and not clock(5, now).over
 
 
+def test_a_run_that_goes_on_with_a_budget(clock, tmp_path):
+    """Updates that nobody timed, before it or between two budgets, are not in it."""
+    now = Time()
+    first = clock(3, now)
+    assert not first.over
+    assert take(first, now, 3, [1, 2]) == pytest.approx([1, 3])
+    first.close()
+    second = clock(9, now)
+    assert take(second, now, 9, [2]) == pytest.approx([5])
+    second.close()
+    lines = (tmp_path / "clock.txt").read_text().split()
+    assert [*map(float, lines)] == pytest.approx([0] * 3 + [1] + [3] * 5 + [5])
+
+
 def test_going_back_spends_time(clock):
     now = Time()
     made = clock(0, now)
