@@ -154,8 +154,7 @@ def begin(
     try:
         path.mkdir(parents=True, exist_ok=True)
         write_directory(path / "tokenizer", save_tokenizer)
-        with (path / "unigram.npy").open("wb") as f:
-            np.save(f, counts)
+        write_file(path / "unigram.npy", lambda file: np.save(file, counts))
         for name, text in texts.items():
             write_file(path / name, text)
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

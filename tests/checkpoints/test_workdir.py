@@ -51,6 +51,21 @@ def test_done_means_the_last_step_with_its_scores(tmp_path):
     assert not workdir.is_done(tmp_path, None, scored=True)
 
 
+def test_a_kill_while_a_workdir_is_begun_anew_leaves_its_files(tmp_path, monkeypatch):
+    """Each start writes them; commands that open the run read them meanwhile."""
+    how = {"config.json": "{}"}, {}, lambda folder: None
+    workdir.begin(tmp_path, *how, np.arange(3))
+
+    def save(file, counts):
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(np, "save", save)
+    with pytest.raises(KeyboardInterrupt):
+        workdir.begin(tmp_path, *how, np.arange(3))
+    assert np.load(tmp_path / "unigram.npy").tolist() == [0, 1, 2]
+
+
 def test_an_evaluation_is_broken_off():
     def evaluate(params, batch):
         return {"loss": (np.float32(batch), np.float32(2))}
