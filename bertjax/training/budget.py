@@ -11,6 +11,7 @@ Cramming (Geiping and Goldstein 2022, arXiv 2212.14034) and 24hBERT (Izsak et al
 arXiv 2104.07705) train so.
 """
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +21,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from bertjax import RunError
 from bertjax.parallel import feed
 from bertjax.storage.atomic import is_remote, write_file
 from bertjax.training.schedules import CLOCK_UPDATES
@@ -98,9 +100,18 @@ class Clock:
         else:
             self.lines.append(self.elapsed())
             if self.file is not None:
-                self.file.write(f"{self.lines[-1]!r}\n")
-                self.file.flush()
+                self._append(f"{self.lines[-1]!r}\n")
         return CLOCK_UPDATES * min(self.lines[number] / self.seconds, 1.0)
+
+    def _append(self, line: str) -> None:
+        """Write a line. Raises RunError where the disk is full."""
+        try:
+            self.file.write(line)
+            self.file.flush()
+        except OSError as e:
+            with contextlib.suppress(OSError):  # it would be tried again, and traced
+                self.close()
+            raise RunError(f"{self.path} cannot be written: {e}") from e
 
     def see(self, at: float) -> float:
         """Look at the time of an update that ran; return its share of the budget."""

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from bertjax import RunError
 from bertjax.parallel.mesh import make_mesh
 from bertjax.training.budget import CLOCKS, Clock, describe_budget, least_seconds
 from bertjax.training.schedules import CLOCK_UPDATES
@@ -81,6 +82,15 @@ def test_going_back_spends_time(clock):
     take(made, now, 0, [0, 2, 2])
     made.cut(1)
     assert take(made, now, 1, [3, 1]) == pytest.approx([7, 8])
+
+
+def test_a_full_disk_is_said_in_a_line(clock):
+    now = Time()
+    made = clock(0, now)
+    made.close()
+    made.file = open("/dev/full", "w")  # noqa: SIM115
+    with pytest.raises(RunError, match=r"clock\.txt cannot be written: .*No space"):
+        take(made, now, 0, [1])
 
 
 def test_a_budget_is_said():
