@@ -180,10 +180,10 @@ def check_settings(own: Mapping[str, Any]) -> None:
     first, own = from_primary({**own}), json.loads(json.dumps(own))
     names = [k for k in sorted({*first, *own}) if first.get(k) != own.get(k)]
     if names:
-        told = "; ".join(f"{k}: {first.get(k)} -> {own.get(k)}" for k in names[:5])
+        changes = "; ".join(f"{k}: {first.get(k)} -> {own.get(k)}" for k in names[:5])
         raise UserError(
             f"--multihost: host {jax.process_index()} has other settings than host 0: "
-            f"{told}; give all hosts one command, one config file and one version"
+            f"{changes}; give all hosts one command, one config file and one version"
         )
 
 
