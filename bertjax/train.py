@@ -6,13 +6,14 @@ Repeat the command to resume: the run ends with the same parameters, bit for bit
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import UserError
+from bertjax import UserError, __version__
 from bertjax.assembly import (
     command_line,
     init_from,
@@ -22,7 +23,7 @@ from bertjax.assembly import (
     workdirs,
 )
 from bertjax.checkpoints import manifest, workdir
-from bertjax.config import cli
+from bertjax.config import cli, serialize
 from bertjax.config.flag_help import Flag, shared
 from bertjax.parallel.host_memory import keep_freed_memory
 from bertjax.parallel.watch import Watch
@@ -37,6 +38,12 @@ FLAGS = {
         "go on in a workdir whose run had another config", False
     ),
 }
+
+# Keys of a config that name files; of what all hosts read of them hashes are compared.
+FILES = re.compile(
+    r"init_from|teacher|task\.index|data\.(train|valid|cache|vocab|entities|similar"
+    r"|mask_weights|swap|segmenter|concept|control)"
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -86,6 +93,9 @@ def train(
 
         watch.start(*hosts.initialize(watch.limit, watch.heartbeats))
         primary = hosts.is_primary()
+        # Before host 0 verifies a checkpoint, which takes longer than some networks
+        # wait for the first word of all.
+        hosts.check_settings(shared_settings(config))
     restored, finished, same_text = None, False, False
     with contextlib.ExitStack() as stack:
         if primary and path is not None:
@@ -106,6 +116,14 @@ def train(
         return _train(
             config, path, restored, finished, overrides, stop, watch, begun, log
         )
+
+
+def shared_settings(config: ConfigDict) -> dict[str, Any]:
+    """Return what all hosts of a run have to agree on: its config, but for files, which
+    may lie elsewhere on each, and the version of the code."""
+    flat = serialize.flatten(config)
+    same = {key: x for key, x in flat.items() if not FILES.fullmatch(key)}
+    return {**same, "bertjax": __version__}
 
 
 def _train(

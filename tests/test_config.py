@@ -119,6 +119,7 @@ def test_shares_may_be_fractions():
 
 def test_a_mask_rate_of_the_config_file_can_be_taken_back():
     assert parse(name="modern.py:tiny").data.mask_rate == "0.3:0.15"
+    assert parse("--config.data.mask_rate", "0.3:0.1").data.mask_rate == "0.3:0.1"
     for text in ("", "None"):
         made = parse(f"--config.data.mask_rate={text}", name="modern.py:tiny")
         assert made.data.mask_rate is None
@@ -129,6 +130,7 @@ def test_numbers_may_be_written_1e6(text):
     made = parse(f"--config.total.steps={text}")
     assert made.total.steps == 1_000_000 and isinstance(made.total.steps, int)
     assert parse(f"--config.total.tokens={text}").total.tokens == 1_000_000
+    assert parse("--config.total.tokens", text).total.tokens == 1_000_000
     assert parse(f"--config.optim.lr={text}").optim.lr == 1_000_000.0
 
 
@@ -381,6 +383,8 @@ def test_a_model_without_a_size_spells_it_out():
         ("total.steps=0", r"total\.steps=0: a run"),
         ("accumulate=0", "accumulate=0"),
         ("checkpoint.keep_last=1", r"checkpoint\.keep_last=1"),
+        ("checkpoint.every.steps=0", r"checkpoint\.every\.steps=0: it is at least"),
+        ("eval.every.percent=0", r"eval\.every\.percent=0.*without data\.valid"),
         ("data.max_line_bytes=0", r"data\.max_line_bytes"),
         (
             "data.vocab_size=3e8",

@@ -13,9 +13,17 @@ import time
 import pytest
 from conftest import ROOT, read_rows, refused, succeeded, timeless, train_losses
 
-from bertjax import RunError, UserError
+from bertjax import RunError, UserError, train
 from bertjax.checkpoints import manifest
-from bertjax.parallel.hosts import ADDRESS, INDEX, NUMBER, check_equal, initialize
+from bertjax.config.arguments import load_config
+from bertjax.parallel.hosts import (
+    ADDRESS,
+    INDEX,
+    NUMBER,
+    check_equal,
+    check_settings,
+    initialize,
+)
 
 NO_DROPOUT = [
     "--config.model.hidden_dropout_prob=0.0",
@@ -153,6 +161,19 @@ def test_processes_that_differ(monkeypatch):
     monkeypatch.setattr("bertjax.parallel.hosts.from_primary", lambda value: ["b"])
     with pytest.raises(RunError, match="process 0 differs in the text"):
         check_equal("the text", ["a"])
+
+
+def test_processes_of_other_settings(monkeypatch):
+    """Devices would train several models, each with its host's learning rate."""
+    own = load_config("bert.py:smoke")
+    settings = train.shared_settings(own)
+    assert settings["optim.lr"] == own.optim.lr and "bertjax" in settings
+    told = {**json.loads(json.dumps(settings)), "optim.lr": 0.5}
+    monkeypatch.setattr("bertjax.parallel.hosts.from_primary", lambda value: told)
+    with pytest.raises(UserError, match=r"host 0: optim\.lr: 0\.5 -> 0\.0"):
+        check_settings(settings)
+    own.optim.lr, own.data.train = 0.5, "/elsewhere/text"
+    check_settings(train.shared_settings(own))
 
 
 def test_batches_do_not_depend_on_hosts(command, without_dropout):

@@ -224,6 +224,7 @@ class TrainLoop(Loop):
         Raises RunError where there is none, or after guard.rewinds times.
         """
         state, read, skipped = self.state, self.state.read, self.state.skipped_in_row
+        self.watch.pause()  # to verify and to read a checkpoint may take any time
         self.checkpoints.wait()
         back = hosts.from_primary(
             self.primary and manifest.newest_before(self.path, read - skipped)

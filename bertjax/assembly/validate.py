@@ -155,6 +155,14 @@ def _check_run(config: ConfigDict) -> None:
         )
     if not length:
         raise UserError(f"total.{unit}={length}: a run needs at least one step")
+    for name in ("log.every", "eval.every", "checkpoint.every"):
+        unit, length = durations.unit_of(config, name)
+        if not length:
+            never = "; without data.valid nothing is evaluated" * (name == "eval.every")
+            raise UserError(
+                f"{name}.{unit}={length}: it is at least a step, and a number beyond "
+                f"total's means never but at the end{never}"
+            )
     policies = dict.fromkeys(("skip", "stop"))
     registry.pick("guard.nonfinite", config.guard.nonfinite, policies)
     if 0 < config.guard.factor < 1:

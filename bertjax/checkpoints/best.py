@@ -135,13 +135,16 @@ class BestTracker:
     @property
     def step(self) -> int | None:
         """The step of the best evaluation, where there is one."""
-        return self.best and self.best.step
+        found = self.best
+        return found.step if found else None
 
     @property
     def out_of_patience(self) -> bool:
         """True where the last `patience` evaluations were no better than one before."""
-        since = sum(step > (self.step or 0) for step, _ in self.scores)
-        return self.patience is not None and since >= self.patience
+        if self.patience is None:
+            return False
+        best = self.step or 0  # looked for once: a long run has thousands of scores
+        return sum(step > best for step, _ in self.scores) >= self.patience
 
     @property
     def facts(self) -> dict[str, Any]:

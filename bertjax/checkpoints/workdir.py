@@ -52,14 +52,18 @@ def versions() -> dict[str, str]:
 
 
 def git_commit() -> str | None:
-    """Return the commit of the source tree this runs from, if it is one."""
-    done = subprocess.run(
-        ["git", "rev-parse", "HEAD"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """Return the commit of the source tree this runs from; None where it is none (an
+    installed package may lie in the tree of another project), or git is not there."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(
+            command, cwd=root, capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return None
     return done.stdout.strip() or None if done.returncode == 0 else None
 
 
@@ -154,8 +158,7 @@ def begin(
     try:
         path.mkdir(parents=True, exist_ok=True)
         write_directory(path / "tokenizer", save_tokenizer)
-        with (path / "unigram.npy").open("wb") as f:
-            np.save(f, counts)
+        write_file(path / "unigram.npy", lambda file: np.save(file, counts))
         for name, text in texts.items():
             write_file(path / name, text)
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -14,6 +14,9 @@ from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError, registry
 
+# Numbers as absl takes none, and ramps of mask rates: 1e6, 0.3:0.15.
+WRITTEN = re.compile(r"\d+\.?\d*([eE]\+?\d+|:[\d.]+)$")
+
 
 def find_config(path: str) -> str:
     """Return the file of "configs/x.py:ARG", or of a name shipped in the package.
@@ -92,6 +95,10 @@ def config_first(argv: list[str]) -> list[str]:
         arg = argv.pop(0)
         if re.fullmatch("--?config", arg) and argv:
             arg = f"--config={argv.pop(0)}"
+        elif (
+            re.fullmatch(r"--?config\.[\w.]+", arg) and argv and WRITTEN.match(argv[0])
+        ):
+            arg += f"={argv.pop(0)}"
         if match := re.fullmatch(r"--?config=(.*)", arg):
             first = [f"--config={find_config(match[1])}"]
             continue

@@ -8,7 +8,7 @@ import re
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -169,6 +169,22 @@ def gather(values: list[float]) -> list[list[float]]:
         return [values]
     with jax.transfer_guard("allow"):
         return multihost_utils.process_allgather(np.float32(values)).tolist()
+
+
+def check_settings(own: Mapping[str, Any]) -> None:
+    """Refuse other settings, JSON-like values by name, than process 0 has: UserError.
+
+    Each process compiles its own program: with other numbers in it the devices would
+    train several models, and with other calls they would wait for each other for ever.
+    """
+    first, own = from_primary({**own}), json.loads(json.dumps(own))
+    names = [k for k in sorted({*first, *own}) if first.get(k) != own.get(k)]
+    if names:
+        changes = "; ".join(f"{k}: {first.get(k)} -> {own.get(k)}" for k in names[:5])
+        raise UserError(
+            f"--multihost: host {jax.process_index()} has other settings than host 0: "
+            f"{changes}; give all hosts one command, one config file and one version"
+        )
 
 
 def check_equal(what: str, value: Any) -> None:

@@ -11,6 +11,7 @@ Cramming (Geiping and Goldstein 2022, arXiv 2212.14034) and 24hBERT (Izsak et al
 arXiv 2104.07705) train so.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -19,6 +20,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from bertjax import RunError
 from bertjax.parallel import feed
 from bertjax.parallel.host_memory import count_cores
 from bertjax.storage.atomic import is_remote, write_file
@@ -63,6 +65,8 @@ class Clock:
             whole = self.path.read_text().rpartition("\n")[0]  # no unfinished line
             self.lines = [float(line) for line in whole.split()]
         self.base, self.begun = (self.lines or [0.0])[-1], now()
+        # Updates before `step` that were not timed, without a budget, took none of it.
+        self.lines += [self.base] * (step - len(self.lines))
         self.file: Any = None
         # The budget may be over already.
         self.over = step > 0 and self.lines[step - 1 : step] >= [self.seconds]
@@ -95,9 +99,18 @@ class Clock:
         else:
             self.lines.append(self.elapsed())
             if self.file is not None:
-                self.file.write(f"{self.lines[-1]!r}\n")
-                self.file.flush()
+                self._append(f"{self.lines[-1]!r}\n")
         return CLOCK_UPDATES * min(self.lines[number] / self.seconds, 1.0)
+
+    def _append(self, line: str) -> None:
+        """Write a line. Raises RunError where the disk is full."""
+        try:
+            self.file.write(line)
+            self.file.flush()
+        except OSError as e:
+            with contextlib.suppress(OSError):  # it would be tried again, and traced
+                self.close()
+            raise RunError(f"{self.path} cannot be written: {e}") from e
 
     def see(self, at: float) -> float:
         """Look at the time of an update that ran; return its share of the budget."""

@@ -61,10 +61,11 @@ class Meter:
         if not self.steps:
             return {}
         steps = self.steps
-        seconds = max(time.monotonic() - self.begun - self.paused, 1e-9)
+        ended, computed = time.monotonic(), time.process_time()
+        seconds = max(ended - self.begun - self.paused, 1e-9)
         row = {
             "perf/step_seconds": seconds / steps,
-            "perf/processor_seconds": (time.process_time() - self.computed) / steps,
+            "perf/processor_seconds": (computed - self.computed) / steps,
             "perf/tokens_per_second": self.tokens / seconds,
             "perf/memory_gib": self.memory() / 2**30,
             "data/wait_seconds": self.waited / steps,
@@ -83,4 +84,7 @@ class Meter:
             spent = [sum(pair) for pair in each]
             row["hosts/slowest"] = spent.index(max(spent))
         self.begin()
+        # To gather takes until the step in flight is done, which is the next window's.
+        self.blocked = self.begun - ended
+        self.begun, self.computed = ended, computed
         return row

@@ -33,7 +33,8 @@ class _Listener:
 
     def _listen(self, reader: int) -> None:
         while number := os.read(reader, 1):
-            self._note(number[0])
+            if number[0] in STOPS:  # others' handlers are of others' signals
+                self._note(number[0])
 
     def _note(self, number: int) -> None:
         """Called in the thread."""

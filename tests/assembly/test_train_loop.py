@@ -85,6 +85,20 @@ def test_drain_hears_of_a_signal_and_of_a_loss_that_is_not_finite(drained):
             drained([(1, 1, metrics(loss=np.nan))], guard=strict)
 
 
+def test_going_back_is_no_loss_of_a_host(monkeypatch):
+    """To verify and read a large checkpoint takes longer than steps may."""
+    calls = []
+    loop = fake(
+        primary=True,
+        watch=SimpleNamespace(pause=lambda: calls.append("pause")),
+        checkpoints=SimpleNamespace(wait=lambda: calls.append("wait")),
+    )
+    monkeypatch.setattr(train_loop.manifest, "newest_before", lambda *_: None)
+    with pytest.raises(RunError, match="the last good checkpoint is none"):
+        TrainLoop.rewind(loop)
+    assert calls == ["pause", "wait"]
+
+
 @pytest.mark.parametrize("step, scored", [(0, "clm"), (4, "clm"), (5, "")])
 def test_a_resumed_run_is_scored_by_the_phase_that_ends_there(step, scored):
     """Where it goes on there are no batches of that phase any more."""

@@ -71,6 +71,17 @@ def ended(wanted, tmp_path_factory):
     return workdir
 
 
+def test_long_runs_are_soon_compared():
+    """Each evaluation looks through the ones before it once."""
+    scores = [(step, 1.0 / step) for step in range(1, 20_001)]
+    tracker = best.BestTracker("eval/v/mlm_loss", 3, {}, scores)
+    looks = []
+    known = best.find_best
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(best, "find_best", lambda *args: looks.append(1) or known(*args))
+        assert not tracker.out_of_patience and len(looks) == 1
+
+
 def scores(workdir):
     return [(r["step"], r[LOSS]) for r in read_rows(workdir) if LOSS in r]
 

@@ -51,6 +51,42 @@ def test_done_means_the_last_step_with_its_scores(tmp_path):
     assert not workdir.is_done(tmp_path, None, scored=True)
 
 
+def test_a_kill_while_a_workdir_is_begun_anew_leaves_its_files(tmp_path, monkeypatch):
+    """Each start writes them; commands that open the run read them meanwhile."""
+    how = {"config.json": "{}"}, {}, lambda folder: None
+    workdir.begin(tmp_path, *how, np.arange(3))
+
+    def save(file, counts):
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(np, "save", save)
+    with pytest.raises(KeyboardInterrupt):
+        workdir.begin(tmp_path, *how, np.arange(3))
+    assert np.load(tmp_path / "unigram.npy").tolist() == [0, 1, 2]
+
+
+def test_a_machine_without_git(tmp_path, monkeypatch):
+    """As a container is: the run begins, and names no commit."""
+    known = workdir.git_commit()
+    assert known is None or len(known) == 40
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(workdir.Path, "exists", lambda path: True)
+    workdir.begin(tmp_path, {}, {}, lambda folder: None, np.arange(3))
+    assert json.loads((tmp_path / "run.json").read_text())["git"] is None
+
+
+def test_the_commit_of_another_project_is_not_ours(tmp_path, monkeypatch):
+    """An environment often lies in the tree of the project that uses it."""
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    names = "-c user.name=x -c user.email=x commit -q --allow-empty -m x"
+    subprocess.run(["git", "-C", tmp_path, *names.split()], check=True)
+    place = tmp_path / ".venv/site-packages/bertjax/checkpoints/workdir.py"
+    monkeypatch.setattr(workdir, "__file__", str(place))
+    place.parent.mkdir(parents=True)
+    assert workdir.git_commit() is None
+
+
 def test_an_evaluation_is_broken_off():
     def evaluate(params, batch):
         return {"loss": (np.float32(batch), np.float32(2))}

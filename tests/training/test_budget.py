@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from bertjax import RunError
 from bertjax.parallel.mesh import make_mesh
 from bertjax.training.budget import CLOCKS, Clock, describe_budget, least_seconds
 from bertjax.training.schedules import CLOCK_UPDATES
@@ -61,12 +62,35 @@ def test_times_are_repeated_and_go_on(clock, tmp_path):
     assert clock(6, now).over and not clock(5, now).over
 
 
+def test_a_run_that_goes_on_with_a_budget(clock, tmp_path):
+    """Updates that nobody timed, before it or between two budgets, are not in it."""
+    now = Time()
+    first = clock(3, now)
+    assert not first.over
+    assert take(first, now, 3, [1, 2]) == pytest.approx([1, 3])
+    first.close()
+    second = clock(9, now)
+    assert take(second, now, 9, [2]) == pytest.approx([5])
+    second.close()
+    lines = (tmp_path / "clock.txt").read_text().split()
+    assert [*map(float, lines)] == pytest.approx([0] * 3 + [1] + [3] * 5 + [5])
+
+
 def test_going_back_spends_time(clock):
     now = Time()
     made = clock(0, now)
     take(made, now, 0, [0, 2, 2])
     made.cut(1)
     assert take(made, now, 1, [3, 1]) == pytest.approx([7, 8])
+
+
+def test_a_full_disk_is_said_in_a_line(clock):
+    now = Time()
+    made = clock(0, now)
+    made.close()
+    made.file = open("/dev/full", "w")  # noqa: SIM115
+    with pytest.raises(RunError, match=r"clock\.txt cannot be written: .*No space"):
+        take(made, now, 0, [1])
 
 
 def test_a_budget_is_said():

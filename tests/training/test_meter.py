@@ -55,6 +55,24 @@ def test_a_window(clock):
     assert meter.row(alone) == {}, "the window begins anew"
 
 
+def test_windows_follow_each_other(clock):
+    """A step of 4 s is in flight when a row is gathered: it is in the next window."""
+    meter = Meter(None, lambda: 0)
+
+    def gather(values):
+        clock.sleep(3.0)
+        return [values]
+
+    work(meter, clock)
+    assert meter.row(gather)["perf/step_seconds"] == 5
+    clock.sleep(1.0)
+    meter.count(tokens=400, slots=400, flops=0.0)
+    row = meter.row(gather)
+    assert row["perf/step_seconds"] == 4 and row["perf/tokens_per_second"] == 100
+    assert row["perf/processor_seconds"] == 2
+    assert meter.blocked == 3.0, "nor is it this host's own work"
+
+
 def test_pauses_do_not_count(clock):
     meter = Meter(None, lambda: 0)
     work(meter, clock)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Signals while scratch files are held, and while the main thread is in a library."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -71,6 +72,19 @@ print("ready", flush=True)
     wait_until_in_c(process)
     process.terminate()
     assert process.wait(timeout=120) == 128 + signal.SIGTERM
+
+
+def test_signals_of_others_stop_nothing():
+    """What handles SIGUSR1 or SIGALRM beside us writes to the same pipe."""
+    noted = []
+    listener = signals.StopSignal()
+    listener._note = noted.append
+    reader, writer = os.pipe()
+    os.write(writer, bytes([signal.SIGUSR1, signal.SIGALRM, signal.SIGTERM]))
+    os.close(writer)
+    listener._listen(reader)
+    os.close(reader)
+    assert noted == [signal.SIGTERM]
 
 
 def test_a_signal_that_comes_again_is_no_later(monkeypatch):
