@@ -126,6 +126,10 @@ def compared_batches(
 def write_surroundings(folder: Path, model: LoadedModel, served: ServedModel) -> None:
     """Write config.json and what sentence-transformers reads, where a family of Hugging
     Face's has such a model; of others the tokenizer alone."""
+    vectors = served.sentences is not None
+    if vectors:  # without the head of a task
+        meta = {key: value for key, value in model.meta.items() if key != "task"}
+        model = model._replace(meta=meta)
     kind = (model.meta.get("hf") or {}).get("model_type", model.config.model.family)
     try:
         if served.cfg.hidden_size != model.cfg.hidden_size:
@@ -135,5 +139,4 @@ def write_surroundings(folder: Path, model: LoadedModel, served: ServedModel) ->
         cli.say(f"not written: config.json ({e})")
         write_own_tokenizer(folder, model, served)
         return
-    vectors = served.sentences is not None
     write_hf(folder, lambda: served.params, model, tensors=False, sentences=vectors)

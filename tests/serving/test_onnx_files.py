@@ -147,6 +147,17 @@ def test_vectors(pooling, vocabulary, tmp_path):
     assert [step["path"] for step in steps] == ["", "1_Pooling", "2_Normalize"]
 
 
+def test_vectors_of_a_finetuned_model(vocabulary, tmp_path):
+    """The files beside them are of the encoder: the head of the task is not served."""
+    model = small.finetuned(vocabulary)
+    facts, _ = exported(tmp_path / "out", model, vectors=True)
+    assert facts["task"] == "sentence-similarity"
+    assert facts["largest_difference"] < CLOSE
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config["architectures"] == ["BertModel"]
+    assert (tmp_path / "out/modules.json").exists()
+
+
 # ---------------------------------------------------------------- 8 bits
 @pytest.fixture
 def texts(tmp_path):
