@@ -89,6 +89,16 @@ def test_switches_of_our_own(options, vocabulary, tmp_path, capsys):
     assert told != (tmp_path / "out/config.json").exists()
 
 
+def test_a_head_that_no_class_of_theirs_has(vocabulary, tmp_path, capsys):
+    """It is served all the same, and config.json is left out."""
+    model = small.finetuned(vocabulary, classifier_pooling="mean")
+    facts, _ = exported(tmp_path / "out", model)
+    assert facts["largest_difference"] < CLOSE
+    assert "not written: config.json" in capsys.readouterr().err
+    assert not (tmp_path / "out/config.json").exists()
+    assert (tmp_path / "out/tokenizer.json").is_file()
+
+
 def test_200_texts_of_all_lengths(vocabulary, tmp_path):
     """From an empty one to one that is cut, alone and beside longer ones."""
     model = small.small_model(vocabulary)
