@@ -31,7 +31,13 @@ from bertjax.parallel.host_memory import keep_freed_memory
 from bertjax.scoring import sequence_scorers
 from bertjax.scoring.scorer import load_scorer
 from bertjax.speedruns import corpus, records
-from bertjax.speedruns.tracks import TRACKS, Track, check_devices, check_overrides
+from bertjax.speedruns.tracks import (
+    TRACKS,
+    Track,
+    check_devices,
+    check_overrides,
+    check_recipe,
+)
 from bertjax.speedruns.tracks import rules as rules_of
 from bertjax.storage import atomic
 from bertjax.storage.paths import expand
@@ -72,6 +78,7 @@ def main(argv: Sequence[str]) -> int:
         for seed in seeds
     }
     config = command_line.parse(runs[seeds[0]]).config
+    check_recipe(args.track, config)
     validate.check(config)
     scorer = check_scored(config, args.scorer)
     if wrong := check_devices(args.track, track):

@@ -159,6 +159,28 @@ def test_refused(run, tmp_path, flags, message):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("init_from = 'model'", "init_from=model: the rules of --track=cpu20m"),
+        ("teacher = 'model'", "teacher=model: the rules"),
+        ("data.vocab = 'vocab.txt'", "data.vocab=vocab.txt: the rules"),
+        ("budget_minutes = 9.0", "budget_minutes=9.0: the rules"),
+    ],
+)
+def test_a_recipe_brings_nothing_from_elsewhere(run, tmp_path, line, message):
+    """As on the command line: its own file is as free in all else."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from bertjax.config import load_config\n\n\ndef get_config():\n"
+        f"    config = load_config('bert.py:smoke')\n    config.{line}\n"
+        "    return config\n"
+    )
+    with pytest.raises(UserError, match=message):
+        run(f"--config={file}", f"--workdir={tmp_path / 'entry'}")
+    assert not (tmp_path / "entry").exists()
+
+
 def test_missing_flags():
     with pytest.raises(UserError, match="--track is missing"):
         speedrun.main(["--data=x", "--workdir=y"])

@@ -116,7 +116,13 @@ def score(
     if done.returncode:
         why = (done.stderr.strip().splitlines() or ["nothing was said"])[-1]
         raise UserError(f"--evaluate={evaluate}: {why.removeprefix('error: ')}")
-    known = numbers(json.loads(done.stdout.splitlines()[-1]))
+    lines = done.stdout.splitlines()
+    if len(lines) != 1:
+        raise UserError(
+            f"--evaluate={evaluate}: it prints {len(lines)} objects, a line of text "
+            "each, and a table has the numbers of one"
+        )
+    known = numbers(json.loads(lines[0]))
     for metric in metrics:
         if metric not in known:
             raise UserError(

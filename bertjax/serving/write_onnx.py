@@ -19,7 +19,6 @@ from bertjax import UserError
 from bertjax.assembly.models import LoadedModel
 from bertjax.assembly.save_model import write_hf
 from bertjax.config import cli
-from bertjax.interop import hf_write
 from bertjax.serving import onnx_graph, onnx_int8
 from bertjax.serving.card import describe, write_card, write_own_tokenizer
 from bertjax.serving.differences import (
@@ -126,14 +125,15 @@ def compared_batches(
 def write_surroundings(folder: Path, model: LoadedModel, served: ServedModel) -> None:
     """Write config.json and what sentence-transformers reads, where a family of Hugging
     Face's has such a model; of others the tokenizer alone."""
-    kind = (model.meta.get("hf") or {}).get("model_type", model.config.model.family)
+    vectors = served.sentences is not None
+    if vectors:  # without the head of a task
+        meta = {key: value for key, value in model.meta.items() if key != "task"}
+        model = model._replace(meta=meta)
     try:
         if served.cfg.hidden_size != model.cfg.hidden_size:
             raise UserError("of ELECTRA's two models the generator alone is served")
-        hf_write.choose_family(served.cfg, model.tokenizer.roles, kind)
+        # Raises before it writes, also where no class has the head of the task.
+        write_hf(folder, lambda: served.params, model, tensors=False, sentences=vectors)
     except UserError as e:
         cli.say(f"not written: config.json ({e})")
         write_own_tokenizer(folder, model, served)
-        return
-    vectors = served.sentences is not None
-    write_hf(folder, lambda: served.params, model, tensors=False, sentences=vectors)

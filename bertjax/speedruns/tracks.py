@@ -98,6 +98,18 @@ def check_overrides(name: str, overrides: Mapping[str, Any]) -> None:
             )
 
 
+def check_recipe(name: str, config: Any) -> None:
+    """Refuse weights and a tokenizer from elsewhere, and a length that is found while
+    it runs, wherever a recipe has them, its own file included: UserError."""
+    given = {key: config[key] for key in ("init_from", "teacher", "budget_minutes")}
+    for key, value in {**given, "data.vocab": config.data.vocab}.items():
+        if value:
+            raise UserError(
+                f"{key}={value}: the rules of --track={name} have no room for it "
+                "(docs/speedrun.md): leave it out"
+            )
+
+
 def check_devices(name: str, track: Track) -> str:
     """Return what is wrong with this machine's devices for a track, "" if nothing."""
     import jax

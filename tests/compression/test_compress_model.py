@@ -253,3 +253,15 @@ def test_the_dense_row_is_of_the_parameters_that_are_compressed(monkeypatch):
     assert not [*rows]
     (command,) = asked
     assert command[3:] == ["--model=RUN", "--json", "--weights=raw", "--what=mlm"]
+
+
+def test_an_evaluation_of_lines_makes_no_table(monkeypatch):
+    """--what=pll prints an object a line of text: the last one is no score of all."""
+    printed = '{"score": -3.0}\n{"score": -9.0}\n'
+    monkeypatch.setattr(
+        grid_table.subprocess,
+        "run",
+        lambda command, **how: subprocess.CompletedProcess(command, 0, printed, ""),
+    )
+    with pytest.raises(UserError, match="--evaluate=--what=pll: it prints 2 objects"):
+        grid_table.score("RUN", "--what=pll", ["score"])
