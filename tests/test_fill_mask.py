@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from conftest import ENCODERS
 
+from bertjax import UserError
 from bertjax.data.tokenizers.tokenizer import train_tokenizer
 from bertjax.inference import fill_blanks, forward
 from bertjax.models import encoder, heads, stacked_layers
@@ -45,6 +46,16 @@ def test_unstacked_layers_compute_the_same(name):
     want = apply(params["encoder"])
     got = apply(stacked_layers.unstack(params["encoder"], cfg))
     np.testing.assert_allclose(got, want, atol=2e-5)
+
+
+def test_a_broken_model_is_named():
+    """Its probabilities were written as NaN, which is no JSON."""
+    cfg, params = model(next(iter(ENCODERS)))
+    params = jax.tree.map(lambda x: x * np.nan, params)
+    tokenizer = types.SimpleNamespace(mask_id=4, pad_id=0, vocab_size=40)
+    fill = fill_blanks.make_filler(cfg, params, tokenizer, 3)
+    with pytest.raises(UserError, match="not finite numbers"):
+        fill([2, 9, 4, 3])
 
 
 @pytest.mark.parametrize("name", ENCODERS)

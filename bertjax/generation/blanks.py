@@ -14,7 +14,7 @@ import numpy as np
 from bertjax import UserError
 from bertjax.data.progress import Progress
 from bertjax.generation.options import Options
-from bertjax.generation.texts import Output
+from bertjax.generation.texts import Output, check_finite
 
 LOGITS_MB = 256  # of logits at once
 MASKS = ("[MASK]", "<mask>")  # blanks, of which a model has one
@@ -76,7 +76,7 @@ def fill_texts(
     """Fill the blanks of each text: as many outputs each as options say.
 
     say: hears how many calls of the model it took. Raises UserError for a text that is
-    too long.
+    too long, and where probabilities are no numbers.
     """
     from bertjax.generation.pick import Pick
     from bertjax.generation.unmask import Order, unmask
@@ -98,6 +98,7 @@ def fill_texts(
     with Progress("generate", len(rows) * samples, "texts") as progress:
         for which, batch in make_batches(model, rows, options):
             done = run(batch, seed=np.uint32(options.seed))
+            check_finite(done.log_probs)
             scores = np.asarray(done.scores).astype(float)
             ids = np.asarray(done.ids)
             for k, i in enumerate(which):

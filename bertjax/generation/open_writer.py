@@ -117,10 +117,18 @@ def open_left(opened: LoadedModel, lm: sequence_scorers.LanguageModel) -> TextMo
 
 
 def open_dialogue(opened: LoadedModel, placed: tuple[Any, Any]) -> TextModel:
-    """Open a model of answers; placed: its parameters, and its architecture."""
+    """Open a model of answers; placed: its parameters, and its architecture. Raises
+    UserError for one whose new tokens would not be where answers have them."""
     from bertjax.generation.decode import Ends
+    from bertjax.models.incremental import has_table_alone
 
     params, cfg = placed
+    if not has_table_alone(cfg):
+        raise UserError(
+            f"{opened.checkpoint} writes no answers, though it can be evaluated: "
+            "positions of answers are read in a table alone (model."
+            "position_embedding_type=absolute, without windows and relative positions)"
+        )
     cfg, tokenizer = dataclasses.replace(cfg, pooler=False), opened.tokenizer
     rows = dialogues.Conversations(opened)
     return TextModel(

@@ -175,7 +175,8 @@ def write_texts(
     model: TextModel, prompts: Sequence[Prompt], options: Options
 ) -> list[list[Output]]:
     """Write behind each prompt: as many outputs each as options say, best first where
-    there are beams. Raises UserError for a prompt that is too long."""
+    there are beams. Raises UserError for a prompt that is too long, and where
+    probabilities are no numbers."""
     from bertjax.inference import forward  # which needs jax
 
     rows = [*make_rows(model, prompts, options)]
@@ -196,6 +197,7 @@ def write_texts(
             numbers = np.resize(which, size).astype(np.int32)
             forced = np.array([len(row.forced) for row in some], np.int32)
             written = run(batch, numbers, np.resize(forced, size))
+            check_finite(written.log_probs)
             found = [*read_outputs(written)]
             for k, i in enumerate(which):
                 candidates = [
@@ -207,6 +209,12 @@ def write_texts(
                 outputs[i] = candidates[:kept]
             progress.add(len(which))
     return outputs
+
+
+def check_finite(log_probs: Any) -> None:
+    """Refuse what a model says that is broken: UserError."""
+    if np.isnan(np.asarray(log_probs)).any():  # -inf is what may not be written
+        raise UserError("the model's probabilities are not finite numbers")
 
 
 def mean_score(output: Output) -> float:

@@ -112,7 +112,9 @@ def unmask(
         block = jnp.where(loop.blank, batch["blocks"], np.iinfo(np.int32).max)
         able = loop.blank & (block == block.min(axis=1, keepdims=True))
         sooner = sort_value(order, own, entropy, batch, seed, loop.step)
-        place = jnp.argsort(jnp.where(able, -sooner, jnp.inf), axis=1, stable=True)
+        # What is no number comes late, and yet before what is not able: it has to end.
+        later = jnp.nan_to_num(-sooner, nan=jnp.finfo(jnp.float32).max)
+        place = jnp.argsort(jnp.where(able, later, jnp.inf), axis=1, stable=True)
         if order.gamma:
             sizes = jnp.take_along_axis(jnp.where(able, entropy, jnp.inf), place, 1)
             before = jnp.cumsum(sizes, axis=1) - sizes

@@ -73,7 +73,8 @@ def make_filler(
 
     The head is computed at the blanks alone, or one place to the left of each
     (`before`: resolve.reads_before). Rows of the embedding beyond the vocabulary
-    (padding) have probabilities, but are no guesses.
+    (padding) have probabilities, but are no guesses. fill raises UserError where
+    probabilities are no numbers, as of a model that is broken.
     """
     import jax
 
@@ -101,6 +102,8 @@ def make_filler(
             at = np.zeros((1, BLANKS), np.int32)
             at[0, : len(some)] = np.array(some) - int(before)
             values, tokens = jax.device_get(run(params, {**batch, "mlm_positions": at}))
+            if not np.isfinite(values).all():
+                raise UserError("the model's probabilities are not finite numbers")
             guesses += [
                 [guess(*pair) for pair in zip(*best, strict=True)]
                 for best in zip(tokens[: len(some)], values, strict=False)

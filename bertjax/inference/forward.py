@@ -42,6 +42,7 @@ LENGTHS = 5  # shapes that texts of all lengths are padded to
 MORE_LENGTHS = 9  # of many texts on a CPU, which compiles a shape in a second or two
 MANY = 2**16  # tokens, from which on these pay
 CPU_TOKENS = 2**11  # of a core: what XLA makes of larger arrays there is a third slower
+LONG = 8192  # of longer rows, five lengths would be too far from each other
 
 
 # ---------------------------------------------------------------- what a pass returns
@@ -194,7 +195,8 @@ def plan_batches(
     the rows of a batch, and (which rows, the length that they are padded to) of each.
     Lengths end at the longest row. What is one batch has the model's lengths and a
     power of two of rows, so that calls with a few texts find the programs of earlier
-    ones.
+    ones; lengths beyond LONG, and those of models that have none (T5's), follow the
+    longest row.
 
     >>> plan_batches(np.array([7, 20, 9]), 32, 512)
     (4, [(array([1, 2, 0]), 32)])
@@ -203,6 +205,8 @@ def plan_batches(
         longest = min(-(-int(sizes.max()) // 16) * 16, longest)
     else:
         batch_size = min(1 << (len(sizes) - 1).bit_length(), batch_size)
+        needed = 1 << (int(sizes.max(initial=1)) - 1).bit_length()
+        longest = min(longest, max(needed, LONG))
     many = sizes.sum() >= MANY and jax.default_backend() == "cpu"
     lengths = bucket_lengths(longest, MORE_LENGTHS if many else LENGTHS)
     order = np.argsort(-sizes, kind="stable")

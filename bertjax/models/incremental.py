@@ -135,9 +135,7 @@ def check_prompts(stack: EncoderConfig, tokens: Batch, room: int) -> None:
         raise ValueError(f"room={room} does not hold prompts of {length} tokens")
     if "segment_ids" in tokens:
         raise ValueError("a prompt has a row of its own, and begins it: no packed rows")
-    has_table = stack.position_embedding_type == "absolute"
-    distances = stack.relative_attention_num_buckets or not all(stack.is_global)
-    if "position_ids" in tokens and (distances or not has_table):
+    if "position_ids" in tokens and not has_table_alone(stack):
         raise ValueError(
             "position_ids of a prompt go with a table of positions alone: those of new "
             "tokens would be their slots elsewhere"
@@ -147,6 +145,13 @@ def check_prompts(stack: EncoderConfig, tokens: Batch, room: int) -> None:
             "tokens of this model see those behind them: it continues a batch with "
             "attention_steps alone"
         )
+
+
+def has_table_alone(stack: EncoderConfig) -> bool:
+    """Say whether positions are read in a table and nowhere else, so that tokens may
+    have others than their places."""
+    distances = stack.relative_attention_num_buckets or not all(stack.is_global)
+    return stack.position_embedding_type == "absolute" and not distances
 
 
 def add_tokens(cache: Cache, slots: jax.Array) -> Cache:

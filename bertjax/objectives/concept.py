@@ -45,9 +45,9 @@ def make_label_head(
     """Make a head of the labels `<name>_labels` or `<name>_texts` (0 or 1).
 
     of: of OF; "words", i32 [B, P], of the hidden states at the predicted positions;
-    "texts", i32 [B], of the mean over a text's. reverse: alpha and gamma of
-    `reversal_strength`, None for a head that the encoder works with. The loss counts
-    `weight`. Raises UserError for numbers below 0 and another `of`.
+    "texts", i32 [B], of packed rows [B, S], of the mean over a text's. reverse: alpha
+    and gamma of `reversal_strength`, None for a head that the encoder works with. The
+    loss counts `weight`. Raises UserError for numbers below 0 and another `of`.
     """
     reads = registry.pick(f"objective: {name}:of", of, OF)
     if weight < 0 or min(reverse or (0,)) < 0:
@@ -59,7 +59,8 @@ def make_label_head(
 
     def weigh(batch: Batch) -> jax.Array:
         if of == "texts":
-            return row_weights(batch)
+            rows = row_weights(batch)
+            return rows[:, None] * batch["cls_weights"] if _is_packed(batch) else rows
         weights = batch["mlm_weights"]
         if name == "control" and "concept_labels" in batch:
             # Words of the concept would teach a control the concept.
@@ -92,6 +93,10 @@ def make_label_head(
         coefficients={f"{name}_loss": weight},
         shardings=heads.task_shardings(name),
     )
+
+
+def _is_packed(batch: Batch) -> bool:
+    return "cls_positions" in batch
 
 
 def make_head(

@@ -202,10 +202,11 @@ def make_next_head(needs: frozenset[str], unk_id: int) -> Head:
 def ranks(logits: jax.Array, ids: jax.Array) -> jax.Array:
     """Count the tokens that are likelier than the true one, i32 [B, P]; ties are not.
 
-    logits f32 [B, P, V], ids i32 [B, P].
+    logits f32 [B, P, V], ids i32 [B, P]. Where they are no numbers all count: a model
+    that is broken must not seem to be right.
     """
     true = logits_of(logits, ids)[..., None]
-    return jnp.sum(logits > true, axis=-1, dtype=jnp.int32)
+    return jnp.sum(~(logits <= true), axis=-1, dtype=jnp.int32)
 
 
 def completions(

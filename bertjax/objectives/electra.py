@@ -47,10 +47,16 @@ def make_objective(
     """Build the objective whose discriminator is `cfg`.
 
     generator: its width as a share of the discriminator's; the weights are those of
-    the two losses. Raises UserError when the width is none or its heads do not fit.
+    the two losses. Raises UserError when the width is none or its heads do not fit,
+    and for weights below 0.
     """
     if not 0 < generator <= 1:
         raise UserError(f"objective: electra's generator={generator} is not in (0, 1]")
+    if min(generator_weight, discriminator_weight) < 0:
+        raise UserError(
+            f"objective: electra's generator_weight={generator_weight} and "
+            f"discriminator_weight={discriminator_weight} must be 0 or more"
+        )
     cfg = encoder.without_pooler(cfg)
     small = generator_config(cfg, round(cfg.hidden_size * generator))
 

@@ -10,6 +10,7 @@ import pytest
 from test_decode import chi_square
 from toys import recomputing_decoder
 
+from bertjax import UserError
 from bertjax.generation import blanks
 from bertjax.generation.decode import generate
 from bertjax.generation.options import Options
@@ -244,6 +245,14 @@ def test_texts_are_filled_in_few_shapes_and_in_order():
         assert one.score == pytest.approx(score, abs=1e-3)
 
 
+def test_a_broken_model_is_named():
+    """Its scores were written as NaN, which is no JSON."""
+    params = jax.tree.map(lambda x: x * np.nan, tiny_model())
+    model = blanks.BlankModel(CFG, params, Letters())
+    with pytest.raises(UserError, match="not finite numbers"):
+        blanks.fill_texts(model, ["ab_c"], Options(order="left"))
+
+
 def test_left_to_right_by_a_causal_model_is_its_generation():
     """A model without sight of what follows fills masks as it writes."""
     import dataclasses
@@ -269,3 +278,15 @@ def test_left_to_right_by_a_causal_model_is_its_generation():
     written = generate(toy, params, batch, max_new_tokens=6)
     assert filled.ids[3:] == np.asarray(written.ids)[0].tolist()
     assert filled.score == pytest.approx(float(written.scores[0]), abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["confidence", "entropy"])
+def test_a_model_of_no_numbers_fills_its_blanks_too(name):
+    """It was asked for ever: what is no number was sorted behind padding."""
+    done = unmask(
+        lambda params, batch: jnp.full((*batch["mlm_positions"].shape, V), params),
+        jnp.float32(jnp.nan),
+        make_batch(),
+        order=Order(name),
+    )
+    assert done.calls.tolist() == [5, 2, 8] and np.isnan(done.log_probs).any()

@@ -123,6 +123,35 @@ def test_rows_that_fill_up_weigh_nothing():
     assert objective.weights(data)["concept_loss"] == 3
 
 
+def test_packed_texts_are_as_they_would_be_alone():
+    """Two texts of 5 tokens in the first row, one in the second."""
+    objective, _ = make_objective("mlm+concept:of=texts", CFG)
+    params, data = objective.init(jax.random.key(2)), batch()
+    place = np.arange(L)
+    packed = data | {
+        "segment_ids": np.array([place // 5 + 1, (place < 5) * 1] * 2)[:2],
+        "position_ids": np.tile(place % 5, (2, 1)),
+        "cls_positions": np.array([[0, 5], [0, 0]]),
+        "cls_weights": np.array([[1, 1], [1, 0]], np.float32),
+        "concept_texts": np.array([[1, 0], [1, 0]]),
+    }
+    packed["attention_mask"] = (packed["segment_ids"] > 0).astype(np.int32)
+    packed = {name: values[:2] for name, values in packed.items()}
+    ids = data["input_ids"]
+    alone = {name: values[:3] for name, values in data.items()} | {
+        "input_ids": np.concatenate([ids[:1, :5], ids[:1, 5:], ids[1:2, :5]]),
+        "concept_texts": np.array([1, 0, 1]),
+    }
+    alone["attention_mask"] = np.ones((3, 5), np.int32)
+    alone["token_type_ids"] = np.zeros((3, 5), np.int32)
+    assert objective.weights(packed)["concept_loss"] == 3
+    each = [objective.sums(params, one, None) for one in (packed, alone)]
+    for name in ("concept_loss", "concept_accuracy"):
+        one, other = (sums[name] for sums in each)
+        assert one.value == pytest.approx(float(other.value), rel=1e-5)
+        assert one.weight == other.weight == 3
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [("concept:of=word", "did you mean 'words'"), ("concept:alpha=-1", "0 or more")],

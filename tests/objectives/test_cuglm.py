@@ -276,6 +276,8 @@ def test_ranks_count_what_is_likelier():
     logits = jnp.array([[[3.0, 1.0, 2.0, 2.0]]])
     for token, rank in enumerate([0, 3, 1, 1]):
         assert cuglm.ranks(logits, jnp.array([[token]]))[0, 0] == rank
+    # A model that is broken seemed to complete everything.
+    assert cuglm.ranks(jnp.nan * logits, jnp.array([[0]]))[0, 0] == 4
 
 
 def test_pieces_of_logits_change_nothing():

@@ -143,6 +143,8 @@ def test_published_generators(width, heads, size, share):
     [
         ("electra:generator=0", r"generator=0.0 is not in \(0, 1\]"),
         ("electra:generator=2", r"generator=2.0 is not in"),
+        ("electra:generator_weight=-1", "must be 0 or more"),
+        ("electra:discriminator_weight=-50", "must be 0 or more"),
         ("electra:generator=half", "generator=half is not a number"),
         ("electra:generater=0.5", "did you mean 'generator'"),
         ("mlm:weight=2", "option of bertjax.objectives.mlm='weight' is unknown"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax.data.features.base import Batch, GatheredRows, Spec
+from bertjax.data.features.base import Batch, GatheredRows, Spec, Specs
 from bertjax.data.token_flags import MARKED
 
 
@@ -18,19 +18,20 @@ def names_of(data: Any) -> list[str]:
     return [name for name in MARKED if data[name]]
 
 
-def label_specs(names: list[str], P: int) -> dict[str, Spec]:
-    """Return the arrays of `make_labels`, none without names."""
+def label_specs(names: list[str], P: int, gathered: Specs) -> dict[str, Spec]:
+    """Return the arrays of `make_labels`, none without names; gathered: of a plan."""
+    texts = gathered["cls_positions"].shape if "cls_positions" in gathered else ()
     specs = {}
     for name in names:
-        specs |= {f"{name}_labels": Spec((P,)), f"{name}_texts": Spec(())}
+        specs |= {f"{name}_labels": Spec((P,)), f"{name}_texts": Spec(texts)}
     return specs | ({"phase_progress": Spec((), "float32")} if names else {})
 
 
 def make_labels(names: list[str], rows: GatheredRows, positions: np.ndarray) -> Batch:
     """Say what is of each concept: `<name>_labels` i32 [b, P], 1 where the token at
     positions i32 [b, P] is part of such a word; `<name>_texts` i32 [b], 1 where the row
-    has any. `phase_progress` f32 [b]: the share of the phase that lies behind, 1 in
-    evaluations, for what grows with training.
+    has any, of packed rows [b, S], where a sequence has. `phase_progress` f32 [b]: the
+    share of the phase that lies behind, 1 in evaluations, for what grows with training.
 
     Worked example, marks of one concept word at column 2, positions 2 4: labels 1 0,
     texts 1.
@@ -44,6 +45,17 @@ def make_labels(names: list[str], rows: GatheredRows, positions: np.ndarray) -> 
     for name in names:
         flags = ((marks & MARKED[name]) > 0).astype(np.int32)
         batch[f"{name}_labels"] = np.take_along_axis(flags, positions, axis=1)
-        batch[f"{name}_texts"] = flags.max(axis=1)
+        batch[f"{name}_texts"] = _any_of_texts(flags, rows.arrays)
     progress = np.full(len(positions), rows.progress, np.float32)
     return batch | {"phase_progress": progress}
+
+
+def _any_of_texts(flags: np.ndarray, arrays: Batch) -> np.ndarray:
+    """Say which texts have a flag, i32: [b], of packed rows [b, S]; flags [b, L]."""
+    if "cls_positions" not in arrays:
+        return flags.max(axis=1)
+    # Column 0 is padding's.
+    found = np.zeros((len(flags), arrays["cls_positions"].shape[1] + 1), np.int32)
+    row, column = np.nonzero(flags)
+    found[row, arrays["segment_ids"][row, column]] = 1
+    return found[:, 1:]

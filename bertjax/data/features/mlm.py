@@ -41,7 +41,8 @@ class MlmFeatures(base.Features):
 
     def specs(self, gathered: Specs) -> dict[str, Spec]:
         own = base.prediction_specs(self.name, self.predictions)
-        return {**gathered, **own, **label_specs(self.concepts, self.predictions)}
+        labels = label_specs(self.concepts, self.predictions, gathered)
+        return {**gathered, **own, **labels}
 
     def make(self, rows: GatheredRows, drawn: list[np.ndarray] | None = None) -> Batch:
         arrays = self._swap(rows.arrays, rows.keys) if self.swaps else rows.arrays

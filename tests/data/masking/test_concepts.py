@@ -11,7 +11,7 @@ from scipy import stats
 
 from bertjax import UserError
 from bertjax.data import counter_rng
-from bertjax.data.features.base import GatheredRows
+from bertjax.data.features.base import GatheredRows, Spec
 from bertjax.data.features.concept_labels import label_specs, make_labels
 from bertjax.data.masking.choose import find_units
 from bertjax.data.masking.concepts import choose_concepts
@@ -131,9 +131,24 @@ def test_labels_say_what_is_of_each_concept():
     assert got["control_labels"].tolist() == [[0, 1, 0], [0, 0, 0]]
     assert got["concept_texts"].tolist() == [1, 0]
     assert got["phase_progress"].tolist() == [0.25, 0.25]
-    specs = label_specs(["concept", "control"], 3)
+    specs = label_specs(["concept", "control"], 3, arrays)
     assert {k: (v.shape[1:], v.dtype.name) for k, v in got.items()} == {
         k: (spec.shape, spec.dtype) for k, spec in specs.items()
     }
-    assert make_labels([], rows, at) == label_specs([], 3) == {}
+    assert make_labels([], rows, at) == label_specs([], 3, arrays) == {}
     assert marks[0, 2] & CONCEPT and marks[0, 4] & CONTROL
+
+
+def test_packed_rows_have_a_label_a_sequence():
+    marks = np.array([[1, CONCEPT, 1, CONCEPT, 0], [1, 1, CONCEPT, 0, 0]], np.uint8)
+    arrays = {
+        "input_ids": np.zeros((2, 5), np.int32),
+        "marks": marks,
+        "segment_ids": np.array([[1, 1, 2, 3, 0], [1, 2, 2, 0, 0]]),
+        "cls_positions": np.array([[0, 2, 3, 0], [0, 1, 0, 0]]),
+    }
+    rows = GatheredRows(arrays, np.zeros(2), np.zeros(2), np.zeros(2))
+    got = make_labels(["concept"], rows, np.array([[1], [0]]))["concept_texts"]
+    assert got.tolist() == [[1, 0, 1, 0], [0, 1, 0, 0]] and got.dtype == np.int32
+    specs = label_specs(["concept"], 1, {"cls_positions": Spec((4,))})
+    assert specs["concept_texts"].shape == (4,)
