@@ -121,11 +121,15 @@ def predict(
         run_model = functools.partial(run, params)
     batch_size, planned = forward.plan_batches(rows.lengths(), batch_size, rows.length)
 
+    @functools.cache
+    def narrow(length: int) -> Rows:
+        # One for all batches of a length: what rows compute once is of all of them.
+        return dataclasses.replace(rows, length=length)
+
     def batches() -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
         for which, length in planned:
             filled = np.concatenate([which, np.repeat(which[-1:], batch_size)])
-            narrow = dataclasses.replace(rows, length=length)
-            yield which, narrow.gather(filled[:batch_size], None, tokenizer)
+            yield which, narrow(length).gather(filled[:batch_size], None, tokenizer)
 
     outputs: dict[str, list[Any]] = {}
     with Progress("predict", rows.n, "rows", forward.count_work(planned)) as progress:

@@ -19,6 +19,7 @@ from bertjax.data import counter_rng
 from bertjax.data.batch_statistics import quantiles
 from bertjax.data.rendering import decode
 
+BLOCK = 1024  # texts that are encoded at a time
 Batch = dict[str, np.ndarray]
 Lines = Iterator[tuple[str, str]]  # what it is, a line of text
 Outputs = Mapping[str, Sequence[np.ndarray]]  # what a model says of each row, by name
@@ -178,6 +179,15 @@ class Ragged:
         offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
         tokens = np.fromiter(chain.from_iterable(texts), np.int32, offsets[-1])
         return cls(tokens, offsets)
+
+    @classmethod
+    def encode(cls, tokenizer: Any, texts: Sequence[str]) -> Self:
+        """Encode texts in blocks: what a tokenizer returns is thirty times as large."""
+        blocks = range(0, max(len(texts), 1), BLOCK)
+        parts = [cls.of(tokenizer.encode_batch(texts[i : i + BLOCK])) for i in blocks]
+        lengths = np.concatenate([part.lengths for part in parts])
+        tokens = np.concatenate([part.tokens for part in parts])
+        return cls(tokens, np.concatenate([[0], np.cumsum(lengths)]))
 
     def __getitem__(self, i: int) -> np.ndarray:
         return self.tokens[self.offsets[i] : self.offsets[i + 1]]

@@ -265,7 +265,7 @@ def encode_column(rows: Sequence[Row], column: str, tokenizer: Any, say: Say) ->
     cells = [text_of(row, column) for row in rows]
     empty = [r.place for r, c in zip(rows, cells, strict=True) if not c.strip()]
     report(say, empty, "row", f" with an empty {column}, kept")
-    return Ragged.of(tokenizer.encode_batch(cells))
+    return Ragged.encode(tokenizer, cells)
 
 
 def cell(row: Row, column: str) -> str:

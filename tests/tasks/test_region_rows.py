@@ -9,7 +9,10 @@ from region_data import TOKENIZER, make_config, make_rows, read, write, write_im
 
 from bertjax import UserError
 from bertjax.data import counter_rng
+from bertjax.tasks.prepare_task import make_form
 from bertjax.tasks.region_settings import PAIRS, REGIONS, WORDS
+from bertjax.tasks.tables import Row
+from bertjax.tasks.types import regions
 from bertjax.tasks.types.regions import OTHER, head_options
 
 ALL = {"kinds": "words/regions/pairs"}
@@ -69,6 +72,14 @@ def test_objects_that_are_none(tmp_path, scenes, message):
         message = message.replace("'a circle'", "name")
     with pytest.raises(UserError, match=message):
         read(write(tmp_path / "rows.jsonl", rows))
+
+
+def test_rows_to_answer_that_lack_their_regions():
+    bare = [Row({"sentence": "a red circle"}, "new.jsonl:3")]
+    for labels in ("Red/circle",), ():  # objects, files
+        form = make_form(make_config())._replace(labels=labels)
+        with pytest.raises(UserError, match=r"new\.jsonl:3: task\.regions='scenes'"):
+            regions.make_rows(bare, form, TOKENIZER, False)
 
 
 def test_other_objects_than_the_training_rows_have(table):

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertjax import UserError
+from bertjax.tasks import task_rows
 from bertjax.tasks.tables import Row
 from bertjax.tasks.task_rows import Form, Ragged
 from bertjax.tasks.text_rows import Texts, find_labels, make_texts, read_labels
@@ -192,3 +193,25 @@ def test_content_decides_the_hash():
         make_texts(table(("x", "yes")), FORM._replace(separators=2), Letters(), True),
     ]
     assert len({one.content_hash, *(o.content_hash for o in others)}) == 4
+
+
+def test_a_column_is_encoded_in_blocks(monkeypatch):
+    # A tokenizer's own lists of a whole column do not fit memory.
+    monkeypatch.setattr(task_rows, "BLOCK", 4)
+    seen = []
+
+    class Watched(Letters):
+        def encode_batch(self, texts):
+            seen.append(len(texts))
+            return super().encode_batch(texts)
+
+    texts = ["", "abc", "d", "", "ef", "", "", "g", "hi"]
+    rows = [Row({"a": text}, f"t.tsv:{i}") for i, text in enumerate(texts)]
+    form = Form(("a",), "label", ("no", "yes"), 1, ("accuracy",))
+    made = make_texts(rows, form, Watched(), labelled=False)
+    whole = Ragged.of(Letters().encode_batch(texts))
+    assert seen == [4, 4, 1]
+    (own,) = made.texts
+    for one, other in ((own.tokens, whole.tokens), (own.offsets, whole.offsets)):
+        assert one.dtype == other.dtype and one.tolist() == other.tolist()
+    assert len(Ragged.encode(Letters(), []).lengths) == 0

@@ -135,7 +135,7 @@ def make_choices(
             sizes.append(len(choices))
             if labelled:
                 labels.append(label_of(part, form, len(choices)))
-    choices_ids = Ragged.of(tokenizer.encode_batch(endings))
+    choices_ids = Ragged.encode(tokenizer, endings)
     return Choices(
         form,
         contexts.counts(tokenizer) + choices_ids.counts(tokenizer),

@@ -123,7 +123,7 @@ def _tokenized(path: str, digest: str, tokenizer: Any) -> tuple[PassageIndex, Ra
     digest: of the index as it is now. Raises UserError.
     """
     index = PassageIndex(path, KEY)
-    return index, Ragged.of(tokenizer.encode_batch([p.whole for p in index.passages]))
+    return index, Ragged.encode(tokenizer, [p.whole for p in index.passages])
 
 
 def _answers(row: Row, form: Form, labelled: bool) -> dict[str, Any]:

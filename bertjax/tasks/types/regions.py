@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import UserError
+from bertjax import UserError, registry
 from bertjax.data import counter_rng
 from bertjax.tasks import region_files, tables, text_rows
 from bertjax.tasks.region_files import Images
@@ -245,6 +245,10 @@ def make_rows(
     """Encode texts and find their regions; says which files are not there, whose rows
     are left out. Raises UserError, naming the place."""
     settings = RegionSettings(*(form.settings or ()))
+    for row in rows:  # of rows to answer nothing before asks for the column
+        if form.label not in row.cells:
+            unknown = registry.unknown("task.regions", form.label, [*row.cells])
+            raise UserError(f"{row.place}: {unknown}")
     images: Images
     if form.labels:
         images = region_files.make_objects(rows, form.label, form.labels)

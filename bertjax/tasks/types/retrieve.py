@@ -260,7 +260,7 @@ def make_pairs(
 ) -> Pairs:
     """Encode a collection, the only one. rows, more: their class, and its fields."""
     (whole,) = read
-    texts = Ragged.of(tokenizer.encode_batch([*whole.queries, *whole.passages]))
+    texts = Ragged.encode(tokenizer, [*whole.queries, *whole.passages])
     grades, own = tuple(whole.grades), np.array(whole.own, np.int64)
     more = {"taught": tuple(whole.scores), "drawn": form.drawn, **more}
     return rows(form, texts.counts(tokenizer), texts, grades, own, **more)

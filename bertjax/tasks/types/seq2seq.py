@@ -318,7 +318,7 @@ def make_sequences(
     text_metrics.check_packages(form.metrics, "task.metrics")
     targets = [targets_of(row, form.label) for row in rows]
     every = [target for own in targets for target in own]
-    encoded = Ragged.of(tokenizer.encode_batch(every))
+    encoded = Ragged.encode(tokenizer, every)
     return Sequences(
         form,
         counts + encoded.counts(tokenizer),

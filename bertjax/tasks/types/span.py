@@ -268,7 +268,7 @@ def make_question_rows(
     empty = [q.id for q in whole.questions if not q.text.strip()]
     tables.report(say, empty, "empty question", ", kept", whole.source)
     every = [*whole.contexts, *(question.text for question in whole.questions)]
-    counts = Ragged.of(tokenizer.encode_batch(every)).counts(tokenizer)
+    counts = Ragged.encode(tokenizer, every).counts(tokenizer)
     return QuestionRows(form, counts, whole, tokenizer)
 
 
