@@ -321,6 +321,20 @@ def test_fingerprints_are_remembered_and_notice_changes(tmp_path, monkeypatch):
         parse_sources(str(other), "k", "t")[0].fingerprint(path)
 
 
+def test_what_many_files_need_is_said_once():
+    """20,000 files of code with other line ends were 20,000 lines, at every start."""
+    three = {f"{i}.java": {"crlf": i + 1, "bad_utf8": i % 2} for i in range(3)}
+    assert [line.split(" (")[1] for line in Counts(three).lines()] == [
+        "0.java)", "1.java)", "1.java)", "2.java)"
+    ]  # fmt: skip
+    many = {f"{i}.java": {"crlf": i + 1, "bad_utf8": i == 7} for i in range(1000)}
+    ends = "line ends other than \\n, read as \\n"
+    assert Counts(many).lines() == [
+        "1 byte sequence outside UTF-8, replaced by U+FFFD (7.java)",
+        f"500,500 {ends} (0.java, 1.java, 2.java and 997 more)",
+    ]
+
+
 def test_hashes_of_many_files_are_read_and_saved_together(tmp_path, monkeypatch):
     """The table was read for each file and written for each new one, so that 10,000
     files took minutes at every start, and 100,000 hours."""
