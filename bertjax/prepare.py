@@ -27,6 +27,7 @@ from bertjax.config import cli
 from bertjax.config.flag_help import Flag
 from bertjax.data.corpus.documents import Source
 from bertjax.data.corpus.duplicates import report_corpus
+from bertjax.data.corpus.files import keeping_hashes
 from bertjax.data.masking import find_similar
 from bertjax.data.masking.similar_words import NONE
 from bertjax.data.progress import Progress
@@ -90,8 +91,9 @@ def report_text(
     Reads the whole text again; `data` holds the config values data.*.
     """
     cache = os.fspath(open_cache(data.cache).root)
-    for source in chain.from_iterable(sources.values()):
-        source.fingerprint(cache)  # puts in place what is made
+    with keeping_hashes(cache):
+        for source in chain.from_iterable(sources.values()):
+            source.fingerprint(cache)  # puts in place what is made
     samples: dict[str, Sample] = {}
     documents = read_documents(role, sources, data.max_line_bytes, samples)
     lines = report_corpus((source, document) for _, source, document in documents)

@@ -19,6 +19,7 @@ from bertjax.assembly.models import row_length
 from bertjax.config import cli
 from bertjax.data import counter_rng
 from bertjax.data.corpus.documents import Document, refuse_empty
+from bertjax.data.corpus.files import keeping_hashes
 from bertjax.data.corpus.line_repair import Counts
 from bertjax.data.corpus.sources import named_sources, parse_sources
 from bertjax.data.token_store.cache import open_cache
@@ -108,9 +109,10 @@ def read_sets(
     for name, part in named_sources(value, key).items():
         sources = parse_sources(part, key, "valid", **fields)
         documents, counts = [], Counts()
-        for source in sources:
-            source.fingerprint(cache, cli.say)  # puts in place what is made
-            documents += source.documents(counts, data.max_line_bytes)
+        with keeping_hashes(cache):
+            for source in sources:
+                source.fingerprint(cache, cli.say)  # puts in place what is made
+                documents += source.documents(counts, data.max_line_bytes)
         refuse_empty(sources, counts)
         for line in counts.lines():
             cli.say(line)

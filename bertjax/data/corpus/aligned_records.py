@@ -15,7 +15,7 @@ sentence. Values are strings, numbers, or null for none.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import Any
 
 from bertjax import UserError
@@ -128,19 +128,20 @@ def _lines(
         for name in names
     }
     done, start = dict.fromkeys(names, 0), 0
+    going_on: dict[str, list[Range]] = {name: [] for name in names}  # behind the line
     for line in text.split("\n"):
         end, own = start + len(line), {}
         for name, ranges in streams.items():
-            inside: list[Range] = []
-            for first, last, value in islice(ranges, done[name], None):
-                if first >= end:
-                    break
-                if last > start:
-                    cut = max(first - start, 0), min(last, end) - start
-                    inside.append((*cut, value))
-            own[name] = tuple(inside)
-            while done[name] < len(ranges) and ranges[done[name]][1] <= end:
+            here = going_on[name]
+            while done[name] < len(ranges) and ranges[done[name]][0] < end:
+                here.append(ranges[done[name]])
                 done[name] += 1
+            own[name] = tuple(
+                (max(first - start, 0), min(last, end) - start, value)
+                for first, last, value in here
+                if last > start
+            )
+            going_on[name] = [one for one in here if one[1] > end]
         yield line, own
         start = end + 1
 

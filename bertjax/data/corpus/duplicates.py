@@ -150,6 +150,9 @@ class NearDuplicates:
         index = MinHashLSH(threshold=NEAR, num_perm=128)
         size, total = len(self.documents), self.numbers.total()
         pairs = []
+        # Copies are compared with the first of them alone: of a page that a corpus has
+        # 10,000 times, all pairs would be a matter of minutes.
+        seen: set[bytes] = set()
         for at, near in enumerate(self.documents):
             others = (
                 (near.minhash.jaccard(self.documents[i].minhash), -i)
@@ -158,7 +161,9 @@ class NearDuplicates:
             best, first = max(others, default=(0.0, 0))
             if best >= NEAR:
                 pairs.append((best, self.documents[-first], near))
-            index.insert(at, near.minhash)
+            if (digest := near.minhash.digest().tobytes()) not in seen:
+                seen.add(digest)
+                index.insert(at, near.minhash)
         sampled = "" if size == total else f" (in a sample of {size:,})"
         share = len(pairs) / max(size, 1)
         best_first = sorted(pairs, key=lambda p: -p[0])

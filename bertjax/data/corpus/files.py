@@ -11,6 +11,7 @@ import json
 import os
 import re
 import socket
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from bertjax.storage.atomic import write_file
 
 CHUNK = 1 << 20  # bytes a read
 HASHES = "fingerprints.json"  # in the cache
+SAVED = 10.0  # seconds between savings of the hashes of many files
 PIPE = "a pipe"
 _IRREGULAR = {
     S_IFIFO: PIPE,
@@ -235,6 +237,44 @@ def refuse_changed(name: str, seen: Seen | None) -> None:
         raise UserError(f"{name}: the file changed while it was read")
 
 
+class _Hashes:
+    """The hashes of texts in a cache, while those of many files are taken: read once,
+    and saved together."""
+
+    def __init__(self, cache_dir: str) -> None:
+        self.cache_dir, self.known = cache_dir, load_hashes(cache_dir)
+        self.new: dict[str, Any] = {}
+        self.saved = time.monotonic()
+
+    def add(self, path: str, entry: dict[str, Any]) -> None:
+        self.known[path] = self.new[path] = entry
+        if time.monotonic() - self.saved >= SAVED:
+            self.save()
+
+    def save(self) -> None:
+        if self.new:
+            save_hashes(self.cache_dir, self.new)
+        self.new, self.saved = {}, time.monotonic()
+
+
+_open: dict[str, _Hashes] = {}  # by the directory of the cache
+
+
+@contextlib.contextmanager
+def keeping_hashes(cache_dir: str) -> Iterator[None]:
+    """Read the hashes of `cache_dir` once for all files that `file_hash` is asked for
+    meanwhile, and save new ones together: a corpus may have 100,000 files."""
+    if cache_dir in _open:
+        yield
+        return
+    hashes = _open[cache_dir] = _Hashes(cache_dir)
+    try:
+        yield
+    finally:
+        del _open[cache_dir]
+        hashes.save()
+
+
 def file_hash(name: str, cache_dir: str) -> tuple[str, Seen]:
     """Return the SHA-256 of a file's bytes, and what it was taken of.
 
@@ -242,15 +282,17 @@ def file_hash(name: str, cache_dir: str) -> tuple[str, Seen]:
     files are not read again at every start.
     """
     path = name if "://" in name else os.path.abspath(name)
-    with reading(name):
-        seen = Seen(socket.gethostname(), stat(path))
-        entry = load_hashes(cache_dir).get(path)
-        if isinstance(entry, dict) and entry.get("stamp") == [*seen.stamp]:
-            return entry["sha256"], seen
-        with open_file(path) as raw:
-            sha256 = hashlib.file_digest(raw, "sha256").hexdigest()
-    refuse_changed(name, seen)
-    save_hashes(cache_dir, {path: {"stamp": seen.stamp, "sha256": sha256}})
+    with keeping_hashes(cache_dir):
+        hashes = _open[cache_dir]
+        with reading(name):
+            seen = Seen(socket.gethostname(), stat(path))
+            entry = hashes.known.get(path)
+            if isinstance(entry, dict) and entry.get("stamp") == [*seen.stamp]:
+                return entry["sha256"], seen
+            with open_file(path) as raw:
+                sha256 = hashlib.file_digest(raw, "sha256").hexdigest()
+        refuse_changed(name, seen)
+        hashes.add(path, {"stamp": [*seen.stamp], "sha256": sha256})
     return sha256, seen
 
 

@@ -70,17 +70,24 @@ class Counts(dict[str, Counter[str]]):
         return {name: dict(+kinds) for name, kinds in self.items()}
 
     def lines(self) -> list[str]:
-        """Say what was repaired, one line a repair and source; blank files at once.
+        """Say what was repaired, one line a repair and source; of what many sources
+        need, such as files of code, and of blank files, one line for all.
 
         >>> Counts({"a.txt": {"documents": 3, "bad_utf8": 2}}).lines()
         ['2 byte sequences outside UTF-8, replaced by U+FFFD (a.txt)']
         """
+        known = {kind: text for kind, text in REPAIRS.items() if kind != "empty_files"}
+        of = {kind: [n for n, kinds in self.items() if kinds[kind]] for kind in known}
         lines = [
             f"{counted(kinds[kind], what)} {words} ({name})"
             for name, kinds in self.items()
-            for kind, (what, words) in REPAIRS.items()
-            if kinds[kind] and kind != "empty_files"
+            for kind, (what, words) in known.items()
+            if kinds[kind] and len(of[kind]) <= SOME
         ]
+        for kind, (what, words) in known.items():
+            if len(names := of[kind]) > SOME:
+                total = sum(self[name][kind] for name in names)
+                lines.append(f"{counted(total, what)} {words} ({join_names(names)})")
         blank = [name for name, kinds in self.items() if kinds["empty_files"]]
         if blank:
             number = counted(len(blank), "file")

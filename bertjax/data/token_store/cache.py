@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from bertjax import UserError
-from bertjax.data.corpus.files import HASHES, load_hashes, os_errors, save_hashes
+from bertjax.data.corpus.files import (
+    HASHES,
+    keeping_hashes,
+    load_hashes,
+    os_errors,
+    save_hashes,
+)
 from bertjax.storage import directories
 from bertjax.storage.atomic import write_file
 from bertjax.storage.paths import expand
@@ -121,11 +127,13 @@ class Cache:
     def sharing_hashes(self) -> Iterator[None]:
         """Share the hashes of texts behind URLs with all who use a cache behind one:
         a new machine then finds their stores without reading the texts. A bucket that
-        cannot be read or written only means hashing again."""
-        if not self.url:
-            yield
-            return
+        cannot be read or written only means hashing again. Those of many files are
+        read and saved together, whatever the cache."""
         root, shared = os.fspath(self.root), {}
+        if not self.url:
+            with keeping_hashes(root):
+                yield
+            return
         with self._reaching():
             far = self._far(HASHES)
         with contextlib.suppress(OSError), os_errors():
@@ -133,7 +141,8 @@ class Cache:
             shared = {k: v for k, v in known if "://" in k}
             save_hashes(root, shared)
         try:
-            yield
+            with keeping_hashes(root):
+                yield
         finally:
             own = {k: v for k, v in load_hashes(root).items() if "://" in k}
             if not own.items() <= shared.items():

@@ -24,7 +24,7 @@ from bertjax.data.progress import Progress
 from bertjax.data.token_store import pieces
 from bertjax.data.token_store.cache import Cache
 from bertjax.data.token_store.encoding import Encoded, Encoder
-from bertjax.data.token_store.pieces import Piece, encode_pieces
+from bertjax.data.token_store.pieces import EncodedPiece, Piece, encode_pieces
 from bertjax.data.token_store.store import (
     FORMAT,
     VERIFIED,
@@ -217,11 +217,12 @@ class Component:
         repairs: Counts,
     ) -> None:
         total = sum(m["files"]["tokens.bin"]["bytes"] for _, m in metas) / 1e6
+        encoded = [EncodedPiece(*one) for one in metas]
         with Progress(f"merge {self.label}", total, "MB") as progress:
 
             def blocks(group: str) -> Iterator[Encoded]:
-                for piece, meta in metas:
-                    for block in pieces.read_blocks(piece, meta, group):
+                for piece in encoded:
+                    for block in piece.blocks(group):
                         yield block
                         progress.add(block.tokens.nbytes / 1e6)
 

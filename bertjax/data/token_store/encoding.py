@@ -22,6 +22,7 @@ from bertjax import UserError
 from bertjax.data.corpus.documents import Document
 from bertjax.data.corpus.sentences import split_sentences
 from bertjax.data.token_store.encode_rows import encode_rows
+from bertjax.data.token_store.processes import Context
 from bertjax.data.token_store.streams import Stream
 from bertjax.data.tokenizers.backends import SPACE_FIRST
 from bertjax.data.tokenizers.stream_vocab import TOKEN
@@ -313,7 +314,7 @@ class Encoder:
         `encoder` is one of that process, with one worker.
         """
         if self._pool is None:
-            context = multiprocessing.get_context("spawn")
+            context = Context()
             self._stop, self._done = context.Event(), context.Value("d", 0.0)
             given = (self.tokenizer, self.marker, self.streams)
             given += (self._stop, self._done)

@@ -210,47 +210,61 @@ def read_meta(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def read_blocks(path: Path, meta: dict[str, Any], group: str) -> Iterator[Encoded]:
-    """Yield the encoded blocks of a group of one piece, in order."""
-    if group not in meta["groups"]:
-        return
-    group_number = meta["groups"].index(group)
-    types = {"tokens.bin": meta["dtype"], "lengths.bin": "<u4", "documents.bin": "<i8"}
-    if MARKS in meta["files"]:
-        types[MARKS] = "u1"
-    streams = meta.get("streams", {})
-    types |= {f"{name}.bin": dtype for name, (_, dtype) in streams.items()}
-    with contextlib.ExitStack() as stack:
-        index = stack.enter_context(open(path / "blocks.bin", "rb"))
-        files = {n: stack.enter_context(open(path / n, "rb")) for n in types}
-        while len(row := np.fromfile(index, "<i8", 6)) == 6:
-            number, tokens, sentences, parts, empty, characters = row.tolist()
-            each = dict.fromkeys(types, tokens) | {
-                "lengths.bin": sentences,
-                "documents.bin": parts,
-            }
-            for name, (kind, _) in streams.items():
-                each[f"{name}.bin"] = sentences if kind == SENTENCE else tokens
-            if number != group_number:
+class EncodedPiece:
+    """An encoded piece that is there: its meta.json, and where the blocks of each of
+    its groups lie, of which a text may have thousands."""
+
+    def __init__(self, path: Path, meta: dict[str, Any]) -> None:
+        self.path, self.meta = path, meta
+        rows = np.fromfile(path / "blocks.bin", "<i8").reshape(-1, 6)
+        # What stands before each block: tokens, sentences, parts of documents.
+        before = np.cumsum(rows[:, 1:4], axis=0) - rows[:, 1:4]
+        self._places = np.concatenate([rows[:, 1:], before], axis=1)
+        self._order = np.argsort(rows[:, 0], kind="stable")
+        ends = np.cumsum(np.bincount(rows[:, 0], minlength=len(meta["groups"])))
+        edges = zip([0, *ends.tolist()], ends.tolist(), strict=False)
+        self._of = dict(zip(meta["groups"], edges, strict=True))
+
+    def blocks(self, group: str) -> Iterator[Encoded]:
+        """Yield the encoded blocks of a group, in order."""
+        if group not in self._of:
+            return
+        first, last = self._of[group]
+        meta = self.meta
+        types = {
+            "tokens.bin": meta["dtype"],
+            "lengths.bin": "<u4",
+            "documents.bin": "<i8",
+        }
+        if MARKS in meta["files"]:
+            types[MARKS] = "u1"
+        streams = meta.get("streams", {})
+        types |= {f"{name}.bin": dtype for name, (_, dtype) in streams.items()}
+        counted_by = dict.fromkeys(types, 0) | {"lengths.bin": 1, "documents.bin": 2}
+        for name, (kind, _) in streams.items():
+            counted_by[f"{name}.bin"] = 1 if kind == SENTENCE else 0
+        with contextlib.ExitStack() as stack:
+            files = {n: stack.enter_context(open(self.path / n, "rb")) for n in types}
+            for place in self._places[self._order[first:last]].tolist():
+                sizes, before = place[:3], place[5:]
+                empty, characters = place[3:5]
+                read = {}
                 for name, file in files.items():
-                    file.seek(each[name] * np.dtype(types[name]).itemsize, 1)
-                continue
-            read = {
-                name: np.fromfile(file, types[name], each[name])
-                for name, file in files.items()
-            }
-            starts = read["documents.bin"]
-            yield Encoded(
-                read["tokens.bin"],
-                read["lengths.bin"],
-                sentences=(starts >> 1).tolist(),
-                begins=(starts & 1).astype(bool).tolist(),
-                empty=empty,
-                characters=characters,
-                group=group,
-                marks=read.get(MARKS),
-                streams={name: read[f"{name}.bin"] for name in streams},
-            )
+                    unit = counted_by[name]
+                    file.seek(before[unit] * np.dtype(types[name]).itemsize)
+                    read[name] = np.fromfile(file, types[name], sizes[unit])
+                starts = read["documents.bin"]
+                yield Encoded(
+                    read["tokens.bin"],
+                    read["lengths.bin"],
+                    sentences=(starts >> 1).tolist(),
+                    begins=(starts & 1).astype(bool).tolist(),
+                    empty=empty,
+                    characters=characters,
+                    group=group,
+                    marks=read.get(MARKS),
+                    streams={name: read[f"{name}.bin"] for name in streams},
+                )
 
 
 def remove_stale(cache: Cache, keep: set[str], say: Callable[[str], None]) -> None:

@@ -15,6 +15,7 @@ import hashlib
 import io
 import re
 import warnings
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -177,13 +178,12 @@ class Marker:
             if words[n]:
                 _begin_words(begins, where, words[n], len(sentence))
             marks = begins.astype(np.uint8) * BEGINS_WORD
-            for span in named[n]:
-                inside = _tokens_of(span, where)
+            for inside in _tokens_of(named[n], where):
                 marks[inside] |= ENTITY
                 marks[inside[:1]] |= BEGINS_ENTITY
             for flag, spans in classes[n]:
-                for span in spans:
-                    marks[_tokens_of(span, where)] |= flag
+                for inside in _tokens_of(spans, where):
+                    marks[inside] |= flag
             result.append((ids, marks))
         return result
 
@@ -249,14 +249,19 @@ def _begin_words(
         done = max(done, end)
 
 
-def _tokens_of(span: Span, where: list[Span]) -> list[int]:
-    """Return the tokens that a span of characters has a part in; where: theirs."""
-    first, last = span
-    return [
-        at
-        for at, (start, end) in enumerate(where)
-        if start < last and (end > first or start == first)
-    ]
+def _tokens_of(spans: list[Span], where: list[Span]) -> Iterator[list[int]]:
+    """Yield the tokens that each of the spans of characters has a part in; where:
+    theirs, one after the other but for marks that a normalisation puts in order."""
+    # No token before `low` ends behind a place, and none from `high` on begins before.
+    ends = [*accumulate((end for _, end in where), max)]
+    begins = [*accumulate((start for start, _ in reversed(where)), min)][::-1]
+    for first, last in spans:
+        low, high = bisect_left(ends, first), bisect_left(begins, last)
+        yield [
+            at
+            for at, (start, end) in enumerate(where[low:high], low)
+            if start < last and (end > first or start == first)
+        ]
 
 
 def make_marker(

@@ -23,6 +23,7 @@ from bertjax.data.corpus import line_repair as text
 from bertjax.data.corpus.documents import Document, refuse_empty
 from bertjax.data.corpus.line_repair import Counts
 from bertjax.data.corpus.sources import named_sources, parse_sources
+from bertjax.data.token_store.cache import open_cache
 
 LIMIT = 1 << 26
 
@@ -318,6 +319,57 @@ def test_fingerprints_are_remembered_and_notice_changes(tmp_path, monkeypatch):
     assert [p.name for p in cache.iterdir()] == ["fingerprints.json"]
     with pytest.raises(UserError, match=r"data\.cache"):
         parse_sources(str(other), "k", "t")[0].fingerprint(path)
+
+
+def test_what_many_files_need_is_said_once():
+    """20,000 files of code with other line ends were 20,000 lines, at every start."""
+    three = {f"{i}.java": {"crlf": i + 1, "bad_utf8": i % 2} for i in range(3)}
+    assert [line.split(" (")[1] for line in Counts(three).lines()] == [
+        "0.java)", "1.java)", "1.java)", "2.java)"
+    ]  # fmt: skip
+    many = {f"{i}.java": {"crlf": i + 1, "bad_utf8": i == 7} for i in range(1000)}
+    ends = "line ends other than \\n, read as \\n"
+    assert Counts(many).lines() == [
+        "1 byte sequence outside UTF-8, replaced by U+FFFD (7.java)",
+        f"500,500 {ends} (0.java, 1.java, 2.java and 997 more)",
+    ]
+
+
+def test_hashes_of_many_files_are_read_and_saved_together(tmp_path, monkeypatch):
+    """The table was read for each file and written for each new one, so that 10,000
+    files took minutes at every start, and 100,000 hours."""
+    cache, done = tmp_path / "cache", []
+    load, save = files.load_hashes, files.save_hashes
+    monkeypatch.setattr(
+        files, "load_hashes", lambda *a: done.append("load") or load(*a)
+    )
+    monkeypatch.setattr(
+        files, "save_hashes", lambda *a: done.append("save") or save(*a)
+    )
+    for number in range(20):
+        (tmp_path / f"{number:02}.txt").write_text(f"text {number}")
+    sources = parse_sources(f"{tmp_path}/*.txt", "k", "train")
+
+    def fingerprints():
+        with open_cache(cache).sharing_hashes():
+            return [source.fingerprint(str(cache)) for source in sources]
+
+    first = fingerprints()
+    # The table is read once more where new hashes are put beside those of others.
+    assert done == ["load", "save", "load"]
+    assert fingerprints() == first and done[3:] == ["load"]
+    assert len(files.load_hashes(str(cache))) == 20
+    # What takes long to hash is saved at once, whatever comes of those behind it.
+    monkeypatch.setattr(files, "SAVED", 0.0)
+    for number in range(20):
+        (tmp_path / f"{number:02}.txt").write_text(f"other {number}")
+    (tmp_path / "19.txt").unlink()
+    with pytest.raises(UserError, match=r"19\.txt"):
+        fingerprints()
+    monkeypatch.undo()
+    monkeypatch.setattr(files, "open_file", None)  # a read would fail
+    sources.pop()
+    assert len(fingerprints()) == 19
 
 
 def test_named_sources():

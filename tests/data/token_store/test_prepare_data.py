@@ -4,6 +4,8 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -57,6 +59,27 @@ def test_prepare_trains_builds_and_reuses(config, tmp_path):
     made = prepare_data(**{**twice, "vocab": str(found)}, say=told.append)
     assert made.parts["train"].meta["documents"] == 4
     assert f"data.train reads {config['train']} 2 times: what is in it co" in told[0]
+
+
+def test_workers_do_not_run_the_script_that_asks_for_them(config, tmp_path):
+    """A script without `if __name__ == "__main__"`, as docs/python_api.md has it, ended
+    with "a worker was killed (out of memory?)", for any text over 4 MB."""
+    script = f"""
+import sys
+from bertjax.data.token_store import encoding, prepare_data
+
+print("run", sys.modules["__main__"].__file__ == __file__, __spec__)
+encoding.SMALL = 0
+prepare_data.prepare_data(**{config!r}, workers=2)
+print("still", sys.modules["__main__"].__file__ == __file__)
+"""
+    (tmp_path / "script.py").write_text(script)
+    command = [sys.executable, tmp_path / "script.py"]
+    how = dict(capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, check=False, **how)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("run True None") == 1 and "still True" in done.stdout
+    assert "train: " in done.stdout
 
 
 def test_a_damaged_trained_tokenizer_is_named(config, tmp_path):
