@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands: python -m bertjax COMMAND, or bertjax COMMAND, is bertjax.COMMAND."""
 
+import os
 import runpy
 import sys
 
@@ -43,6 +44,9 @@ def main() -> int:
         print(f"error: {e}", file=sys.stderr)
         return 2
     sys.argv = [sys.argv[0], *rest]
+    if os.getcwd() not in sys.path:
+        # As python -m has it, so that maskers and heads of one's own are found.
+        sys.path.insert(0, os.getcwd())
     runpy.run_module(f"bertjax.{name}", run_name="__main__", alter_sys=True)
     return 0
 

@@ -41,7 +41,10 @@ def make_schedule(
     with wsd, and for a module or options that there are not.
     """
     if warmup > total:
-        raise UserError(f"optim.warmup is {warmup} steps, more than total's {total}")
+        raise UserError(
+            f"optim.warmup is {warmup} steps, more than total's {total}: give "
+            "optim.warmup.percent instead, for instance 10"
+        )
     if name == "wsd" and warmup + decay > total:
         raise UserError(
             f"optim.decay is {decay} steps after optim.warmup's {warmup}: more than "

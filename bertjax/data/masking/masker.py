@@ -250,6 +250,8 @@ def mask_tokens(
         own_marks = None if marks is None else marks[part]
         rows = Rows(block.input_ids, attention_mask[part], keys[part], own_marks)
         chosen = masker.choose(rows, tables, P)
+        if not isinstance(masker, PresetMasker):
+            _check_chosen(chosen, rows.ids.shape)
         _apply(masker, chosen, rows, tables, block)
         if drawn is not None and chosen.lengths is not None:
             drawn.append(chosen.lengths)
@@ -282,6 +284,23 @@ def _apply(
         _check_ids(np.asarray(new), truth.shape, used, tables.vocab_size)
     ids = out.input_ids.reshape(-1)
     ids[at[used]] = new[used]
+
+
+def _check_chosen(chosen: Chosen, shape: tuple[int, ...]) -> None:
+    """Refuse what `choose` of a masker from outside returned, unless it is columns."""
+    columns = getattr(chosen, "column", chosen)
+    given = np.shape(columns)
+    if not isinstance(chosen, Chosen) or len(given) != 2 or given[0] != shape[0]:
+        what = f"{type(chosen).__name__} {list(given)}"
+        raise UserError(
+            f"data.masking: the masker's choose must return a Chosen with columns of "
+            f"{shape[0]} rows, as choose_where makes it, and returned {what}"
+        )
+    if given[1] and (columns.min() < 0 or columns.max() > shape[1]):
+        raise UserError(
+            f"data.masking: the masker chose column {columns.min()} to {columns.max()} "
+            f"of rows of {shape[1]} tokens"
+        )
 
 
 def _check_ids(

@@ -12,6 +12,7 @@ from conftest import ROOT, read_rows, refused, succeeded
 
 from bertjax import UserError
 from bertjax.data import counter_rng
+from bertjax.data.masking.choose import Chosen, choose_where
 from bertjax.data.masking.masker import make_masker, mask_tokens
 from bertjax.data.masking.vocab_tables import make_tables
 
@@ -162,4 +163,24 @@ def test_ids_that_the_vocabulary_has_not_are_refused(wrong, monkeypatch):
         type(masker), "corrupt", lambda self, truth, *_: wrong(truth), raising=False
     )
     with pytest.raises(UserError, match="corrupt must return ids from 0 to 49, i32"):
+        mask(masker)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda rows: rows.ids > 9, "must return a Chosen with columns of 2 rows"),
+        (lambda rows: choose_where(rows.ids.T > 9, 3), "columns of 2 rows"),
+        (
+            lambda rows: Chosen(*[np.array([[9], [1]])] * 3),
+            "column 1 to 9 of rows of 8 tokens",
+        ),
+    ],
+)
+def test_columns_that_a_row_has_not_are_refused(wrong, message, monkeypatch):
+    masker = make_masker("lab.every_third")
+    monkeypatch.setattr(
+        type(masker), "choose", lambda self, rows, *_: wrong(rows), raising=False
+    )
+    with pytest.raises(UserError, match=message):
         mask(masker)
