@@ -3,6 +3,7 @@
 
 import sys
 from multiprocessing.context import SpawnContext, SpawnProcess
+from typing import Any
 
 
 class Worker(SpawnProcess):
@@ -14,7 +15,9 @@ class Worker(SpawnProcess):
 
     def start(self) -> None:
         main = vars(sys.modules["__main__"])
-        kept = {n: main[n] for n in ("__file__", "__spec__") if n in main}
+        kept: dict[str, Any] = {
+            n: main[n] for n in ("__file__", "__spec__") if n in main
+        }
         main.update(dict.fromkeys(kept))  # nothing to begin with
         try:
             super().start()
