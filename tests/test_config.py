@@ -195,8 +195,9 @@ def test_a_config_is_loaded_from_python(tmp_path, monkeypatch):
 
 
 def test_config_is_needed():
-    with pytest.raises(UserError, match="--config is missing"):
-        command_line.parse([])
+    for given in ([], ["--config.init_from=DIR"]):
+        with pytest.raises(UserError, match="--config is missing"):
+            command_line.parse(given)
 
 
 # ---------------------------------------------------------------- durations

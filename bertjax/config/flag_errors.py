@@ -77,6 +77,9 @@ def explain(error: Exception, argv: Sequence[str], values: flags.FlagValues) -> 
             return f"{file}:{lines[-1]}: {kind}{_line(cause)}"
     if isinstance(error, UserError):
         return str(error)
+    dotted = any(re.match(r"--?config\.", a) for a in argv)
+    if not config and dotted and "config" in values:
+        return "--config is missing, for instance --config=bert.py:mini"
     try:
         if config:
             load_config(config)
