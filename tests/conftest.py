@@ -49,8 +49,10 @@ if knows(b"xla_cpu_opt_preset"):
     QUICK += " --xla_cpu_opt_preset=FAST_COMPILE"
 if knows(b"xla_cpu_use_fusion_emitters"):  # of JAX 0.10: three times as fast without
     QUICK += " --xla_cpu_use_fusion_emitters=false"
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = f"{QUICK} --xla_force_host_platform_device_count=8"
+ON_GPU = os.environ.get("BERTJAX_TESTS_ON_GPU", "")  # tests/test_on_gpu.py alone
+os.environ["JAX_PLATFORMS"] = "cuda,cpu" if ON_GPU else "cpu"
+if not ON_GPU:
+    os.environ["XLA_FLAGS"] = f"{QUICK} --xla_force_host_platform_device_count=8"
 # A program that several tests or commands run is compiled once; the workers of
 # pytest-xdist find the folder in their environment.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
