@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import ROOT, train_losses
 from jax.flatten_util import ravel_pytree
 
 from bertjax.assembly import command_line
@@ -31,7 +32,6 @@ from bertjax.models.attention import attend
 from bertjax.models.attention_mask import AttentionMask
 from bertjax.parallel.mesh import make_mesh
 from bertjax.training.step import make_gradients
-from conftest import ROOT, train_losses
 
 pytestmark = pytest.mark.skipif(
     not os.environ.get("BERTJAX_TESTS_ON_GPU"), reason="BERTJAX_TESTS_ON_GPU is not set"
