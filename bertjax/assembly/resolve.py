@@ -74,10 +74,10 @@ def encoder_config(
     shape["id_streams"] = ",".join(sized)
     dtype = dtype_of(config.dtype, backend)
     # A loop over the layers compiles in a minute and keeps matrix products alone.
-    # Layers one after the other are a fifth faster on a TPU (docs/benchmarks.md), and
-    # compile the longer the more. On a CPU recomputing costs more than memory does.
+    # Layers one after the other are a fifth faster (docs/benchmarks.md), and compile
+    # the longer the more. On a CPU recomputing costs more than memory does.
     if backend != "cpu":
-        unrolled = backend == "tpu" and shape["num_hidden_layers"] <= 12
+        unrolled = shape["num_hidden_layers"] <= 12
         defaults = {"unroll": 0 if unrolled else 1, "remat": "dots"}
         shape = defaults | {"max_logits_mb": 512} | shape
         shape.setdefault("attention", {"tpu": "tpu"}.get(backend, "gpu"))

@@ -2,6 +2,7 @@
 import pytest
 
 from bertjax.assembly import resolve
+from bertjax.config import base
 
 
 @pytest.mark.parametrize(
@@ -30,3 +31,15 @@ def test_dtypes_by_backend(monkeypatch):
     assert resolve.dtype_of("auto", "cpu") == "float32"
     assert resolve.dtype_of("auto", "gpu") == "bfloat16"
     assert resolve.dtype_of("float32", "tpu") == "float32"
+
+
+@pytest.mark.parametrize("backend", ["tpu", "gpu"])
+def test_up_to_twelve_layers_are_no_loop_on_an_accelerator(backend):
+    config = base()
+    config.model.num_hidden_layers = 12
+    assert resolve.encoder_config(config, 100, backend).unroll == 0
+    config.model.num_hidden_layers = 13
+    assert resolve.encoder_config(config, 100, backend).unroll == 1
+    assert resolve.encoder_config(config, 100, "cpu").unroll == 0
+    config.model.unroll = 2
+    assert resolve.encoder_config(config, 100, backend).unroll == 2
