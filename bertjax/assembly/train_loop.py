@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A single run in the training loop: its batches, rows, evaluations, checkpoints."""
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -160,7 +161,10 @@ class TrainLoop(Loop):
         count = self.calls.size(first)
         with self.trace.update(first, count, self.train_state):
             batch = self.meter.timed("waited", next, self.batches)
-            self.train_state, metrics = update(self.train_state, batch)
+            # A phase's first call compiles, in the window of the row before it.
+            new = first in self.calls.starts
+            with self.meter.pause() if new else contextlib.nullcontext():
+                self.train_state, metrics = update(self.train_state, batch)
         self.pending.append((first, count, metrics))
         state.step += count
         self.drain(keep=LAG)
