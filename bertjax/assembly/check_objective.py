@@ -19,6 +19,7 @@ from bertjax.tasks.task_type import check_outputs
 # Where a part from outside is not: this package, the libraries, Python's own modules.
 INSIDE = tuple(str(Path(f).parent) for f in (bertjax.__file__, os.__file__))
 INSIDE += (str(Path(jax.__file__).parents[1]),)
+LOOKED_AT = 50  # batches of a phase that have to predict something
 
 
 @contextlib.contextmanager
@@ -65,3 +66,21 @@ def directions(objective: Any, params: Any, batches: Any) -> dict[str, bool]:
             f"losses; weights() names {', '.join(losses)}"
         )
     return {term: objective.coefficients.get(term, 1.0) < 0 for term in losses}
+
+
+def check_predictions(batches: Any) -> None:
+    """Refuse a phase whose first batches have no prediction, and would teach nothing:
+    UserError."""
+    names = batches.loss_weights
+    steps = range(batches.start, min(batches.start + LOOKED_AT, batches.end))
+    if not names or not steps:
+        return
+    for step in steps:
+        batch = batches.batch(step)
+        if any(batch[name].any() for name in names):
+            return
+    raise UserError(
+        f"no token is predicted in the first {len(steps)} batches of the run: "
+        "what data.masking names, or the objective's host half, chooses none "
+        "(bertjax.show shows its rows)"
+    )

@@ -20,7 +20,7 @@ from bertjax.assembly import (
     workdirs,
 )
 from bertjax.assembly.check_index import check_index
-from bertjax.assembly.check_objective import directions, say_where
+from bertjax.assembly.check_objective import check_predictions, directions, say_where
 from bertjax.assembly.models import LoadedModel
 from bertjax.assembly.open_teacher import (
     KEY,
@@ -222,6 +222,7 @@ class TrainingRun:
             name = stage.objective or config.objective
             with say_where(f"objective={name}, as in an evaluation (rng=None)"):
                 self.better |= directions(objective, params, stage)
+            check_predictions(stage)
         self.teacher = self._read_teacher(teacher)
         self.best = self._make_tracker()
         if not self.valid:
