@@ -191,6 +191,19 @@ def test_an_evaluation_takes_the_rows_that_are_asked_for(arguments, tmp_path, ca
         evaluate.main([f"--workdir={path}", "--batch_size=16"])
 
 
+def test_a_mixture_is_evaluated_in_whole_groups(arguments, tmp_path, capsys):
+    """Whatever rows are asked for: a row is of the same objective as in training."""
+    more = "objective=mntp*2+clm*1", "batch_size=24", "data.plan=full_sentences"
+    path = run(arguments, tmp_path / "run", *more, "total.steps=2")
+    told = read_rows(path)[-1]
+    for given in ([], ["--batch_size=8"]):
+        capsys.readouterr()
+        evaluate.main([f"--workdir={path}", "--json", *given])
+        found = json.loads(capsys.readouterr().out)
+        for key in ("mntp_loss", "clm_loss"):
+            assert found[key] == pytest.approx(told[f"eval/valid/{key}"], rel=1e-4)
+
+
 # ---------------------------------------------------------------- tokens and keys
 def test_a_row_has_a_key_of_its_own():
     batch = make_batch()
