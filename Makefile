@@ -46,6 +46,9 @@ cpu3h: $(VENV)/.base
 		"I would like to book a [MASK] for two people." \
 		"The children were [MASK] in the garden."
 
+# The workers, and the commands that tests start, share what is compiled.
+test test-all: export PYTHONDONTWRITEBYTECODE =
+
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist=loadfile
 

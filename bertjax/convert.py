@@ -72,6 +72,8 @@ def main(argv: Sequence[str]) -> int:
     model = open_models.open_model(open_models.at_step(source, args.step), "--from")
     if args.format in FORMATS:
         return serve(target, model, f"--from={source}", args, options)
+    if missing := getattr(model.checkpoint, "missing", ()):
+        cli.say(f"missing in the files: {', '.join(missing)}")
     read = functools.partial(model.read_params, weights=args.weights)
     if args.add_words:
         model, read = add_words(args.add_words, read, model)

@@ -6,8 +6,8 @@ those of --columns=TEXT[,TEXT_PAIR]: TSV, CSV or JSON lines; on standard input, 
 from a pipe, TSV, or JSON lines where it begins with a brace. Where an imported model
 does not say it, the column is `text`. A model of one text column takes bare lines too,
 a text each: FILE.txt and, with --format=text, any file and standard input; so does one
-of tags, a sentence each. Comes out a JSON object a row, in order: label and score (its
-probability), or value.
+of tags, a sentence each. Comes out a JSON object a row, in order: label, score (its
+probability) and the probabilities of all labels, or value.
 
 Of multiple choice the columns are --columns=TEXT[+QUESTION][,CHOICE...]: one of choices
 each, or one that holds their list (`choices`, where such a model does not say it).
@@ -76,6 +76,8 @@ def main(argv: Sequence[str]) -> int:
     out = None
     if args.out != "-":
         out = atomic.check_out(args.out, "--out", source=("--input", args.input))
+        if out.suffix.lower() in (".csv", ".tsv"):
+            raise UserError(f"--out={args.out}: JSON lines are written: name a .jsonl")
     where = models.at_step(args.model, args.step)
     if args.index:
         write(out, answers_from_index(args, where), args.out)

@@ -18,6 +18,7 @@ import queue
 import signal
 import sys
 import threading
+import traceback
 from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -139,10 +140,11 @@ class Server:
                     future.set_result(
                         make(row, text, {k: v[i] for k, v in found.items()})
                     )
-            except Exception as error:  # goes to those who wait
+            except Exception:  # goes to those who wait
+                traceback.print_exc()
                 for _, _, future in rows:
                     if not future.done():
-                        future.set_exception(error)
+                        future.set_exception(RuntimeError("the model failed"))
 
     def batch(self, rows):
         length = max(len(row.ids) for row in rows)
@@ -181,8 +183,9 @@ class Server:
         if not self.card["labels"]:
             return {"value": float(found["logits"][0])}
         odds = softmax(found["logits"])
-        best = int(odds.argmax())
-        return {"label": self.card["labels"][best], "score": float(odds[best])}
+        each = dict(zip(self.card["labels"], odds.tolist(), strict=True))
+        label = max(each, key=each.get)
+        return {"label": label, "score": each[label], "probabilities": each}
 
     def token_classification(self, row, text, found):
         """Say of each word its tag: that of its first piece."""
@@ -232,6 +235,18 @@ def softmax(logits):
 
 
 # ---------------------------------------------------------------- HTTP
+def texts_of(body):
+    """Return the texts of a request. Raises ValueError."""
+    try:
+        given = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the body is no JSON: {error}") from error
+    texts = given.get("texts") if isinstance(given, dict) else None
+    if not isinstance(texts, list):
+        raise ValueError('the body is no object with a list, {"texts": ["..."]}')
+    return texts
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 60  # seconds for a client that says nothing
@@ -256,15 +271,14 @@ class Handler(BaseHTTPRequestHandler):
         if self.path != "/predict":
             return self.reply(404, {"error": "GET /health, or POST /predict"})
         try:
-            texts = json.loads(body)["texts"]
-            if not isinstance(texts, list):
-                raise ValueError("texts is no list")
-            status, said = 200, {"answers": self.server.model.answer(texts)}
+            answers = self.server.model.answer(texts_of(body))
+        except ValueError as error:  # whose words are for the client
+            return self.reply(400, {"error": str(error)})
         except Exception as error:
-            is_theirs = isinstance(error, ValueError | KeyError | TypeError)
-            status = 400 if is_theirs else 500  # the model's
-            said = {"error": f"{type(error).__name__}: {error}"}
-        self.reply(status, said)
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            why = "the model cannot answer; the server's log says why"
+            return self.reply(500, {"error": why})
+        self.reply(200, {"answers": answers})
 
     def reply(self, status, content):
         body = json.dumps(content).encode()

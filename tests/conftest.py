@@ -244,6 +244,7 @@ def arguments(
         f"--config.data.cache={tmp_path_factory.mktemp('stores')}",
         "--config.data.length=32",
         "--config.model.hidden_size=32",
+        "--config.model.unroll=1",  # compiles faster
         "--config.total.steps=12",
         "--config.eval.every.steps=6",
         "--config.eval.examples=16",

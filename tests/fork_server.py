@@ -4,11 +4,14 @@
 Each line of standard input is {"name", "arguments", "env", "stdout", "stderr"}; a fork
 runs `python -m bertjax.NAME ARGUMENTS`, and a line says its exit status. It forks
 before any backend of jax, and with it any thread, is there. What the libraries read of
-`env` when they are imported, as jax does, it cannot heed.
+`env` when they are imported, as jax does, it cannot heed. The package's own rooms are
+imported as well, but no command: a fork runs it from its file.
 """
 
+import importlib
 import json
 import os
+import pkgutil
 import runpy
 import signal
 import sys
@@ -21,6 +24,14 @@ import orbax.checkpoint
 
 LIMIT_SECONDS = 400
 LIBRARIES = (flax.linen, jax, optax, orbax.checkpoint)
+
+
+def import_rooms() -> None:
+    """Import the modules in the folders of bertjax."""
+    package = importlib.import_module("bertjax")
+    for module in pkgutil.walk_packages(package.__path__, "bertjax."):
+        if module.name.count(".") > 1:
+            importlib.import_module(module.name)
 
 
 def become(
@@ -60,6 +71,7 @@ def serve() -> dict | None:
 
 
 if __name__ == "__main__":
+    import_rooms()
     print("ready", flush=True)
     if order := serve():
         become(**order)

@@ -225,7 +225,9 @@ def test_an_index_whose_passages_were_being_written_goes_on(
         embed.main(given)
     monkeypatch.undo()
     embed.main(given)
-    assert passage_index.PassageIndex(str(tmp_path / "index"), "--index").passages
+    index = passage_index.PassageIndex(str(tmp_path / "index"), "--index")
+    assert index.passages and index.facts["how"]["normalize"]
+    np.testing.assert_allclose(np.linalg.norm(index.vectors, axis=1), 1, atol=1e-5)
 
 
 def test_the_first_token_of_a_decoder_says_nothing():

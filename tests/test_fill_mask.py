@@ -9,6 +9,7 @@ import pytest
 from conftest import ENCODERS
 
 from bertjax import UserError
+from bertjax.assembly import models
 from bertjax.data.tokenizers.tokenizer import train_tokenizer
 from bertjax.inference import fill_blanks, forward
 from bertjax.models import encoder, heads, stacked_layers
@@ -105,3 +106,17 @@ def test_guesses_can_be_read_and_fill_the_text(kind):
         f"the {word} sees a {mask}",
         f"the {mask} sees a {word}",
     ]
+
+
+@pytest.mark.parametrize(
+    ("objective", "why"),
+    [
+        ("splade", "its masked-LM head has learnt weights of terms instead of guesses"),
+        ("colbert", "has no masked-LM head"),
+    ],
+)
+def test_models_of_vectors_fill_no_blanks(objective, why):
+    config = types.SimpleNamespace(objective=objective)
+    opened = models.LoadedModel(config, None, None, {"task": {}})
+    with pytest.raises(UserError, match=rf"^m was .* and {why}; bertjax.embed uses"):
+        models.check_masked_lm(opened, "m")

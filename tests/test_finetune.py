@@ -48,6 +48,7 @@ def wanted(tables, trained):
         "--config.task.text_pair=more",
         "--config.task.label=label",
         "--config.data.length=32",
+        "--config.model.unroll=1",  # compiles faster
         "--config.batch_size=8",
         "--config.total.steps=40",
         "--config.optim.lr=3e-3",

@@ -12,6 +12,7 @@ from bertjax import (
     probe,
     registry,
     show,
+    sweep,
     train,
 )
 from bertjax.assembly import command_line, workdirs
@@ -126,7 +127,11 @@ CASES = {
     ),
     "no number of a flag": (
         lambda: fill_mask.main(["--model=x", "--top_k=few", "A [MASK]."]),
-        "--top_k=few: 'few' is not a whole number",
+        "--top_k=few: 'few' is not a whole number: guesses for each blank",
+    ),
+    "a list of seeds": (
+        lambda: sweep.main([TASK[0], "--workdir=x", "--seeds=1,2"]),
+        "--seeds=1,2: '1,2' is not a whole number: runs of each learning rate",
     ),
     "a model of the hub": (
         lambda: fill("bert-base-uncased"),

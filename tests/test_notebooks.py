@@ -40,6 +40,8 @@ def test_its_form(path):
     cells = found["cells"]
     assert cells[0]["cell_type"] == "markdown"
     assert "pip install" in "".join(cells[0]["source"])
+    assert 'find_spec("bertjax")' in code_cells(path)[0]
+    assert "config.dtype" in "".join(code_cells(path))  # a T4 has no bfloat16
     assert len({cell["id"] for cell in cells}) == len(cells)
     for cell in cells:
         keys = {"cell_type", "id", "metadata", "source"}

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+import bertjax
 from bertjax import UserError, evaluate, fill_mask, predict, train
 from bertjax.assembly import models
 from bertjax.inference import embed_texts, fill_blanks, predict_rows
@@ -84,6 +85,9 @@ def test_a_second_call_compiles_nothing(finetuned, traces):
     together = answer(model, GOOD, turned, GOOD)
     assert len(traces) == 2 and answer(model, turned, GOOD, turned, turned)
     assert len(traces) == 2
+    shares = first[0]["probabilities"]
+    assert shares.keys() == {"bad", "good"} and sum(shares.values()) == pytest.approx(1)
+    assert first[0]["score"] == max(shares.values()) == shares[first[0]["label"]]
     alone = first[0]["score"], again[0][0]["score"]
     assert [row["score"] for row in together[:2]] == pytest.approx(alone, abs=1e-5)
 
@@ -195,3 +199,42 @@ def test_a_finetuned_model_fills_no_blanks(finetuned, tmp_path):
         fill_mask.main([f"--model={model}", "A [MASK]."])
     with pytest.raises(UserError, match=f"--what=pll: {model} {named}without --what"):
         evaluate.main([f"--model={model}", "--what=pll", f"--text={text}"])
+
+
+@pytest.mark.parametrize("name", ["answers.csv", "answers.TSV"])
+def test_a_table_is_not_written(finetuned, name, tmp_path):
+    given = [
+        f"--model={finetuned['classify']}",
+        "--input=-",
+        f"--out={tmp_path}/{name}",
+    ]
+    with pytest.raises(UserError, match=rf"--out=.*{name}: JSON lines are written"):
+        predict.main(given)
+
+
+def test_a_tagger_takes_texts_as_it_takes_lines(finetuned):
+    model = bertjax.load(str(finetuned["tag"]))
+    texts = ["The result\nis", "", "The  end"]
+    objects = model.predict([{"tokens": text.split()} for text in texts])
+    assert model.predict(texts) == objects
+    assert [one["tokens"] for one in objects][1:] == [[], ["The", "end"]]
+
+
+@pytest.mark.parametrize("name", ["tag", "classify"])
+def test_a_label_that_no_training_row_has(finetuned, name, tmp_path):
+    folder = finetuned[name].parent
+    other = {
+        "tag": ("v.bio", "The\tB-Z\n"),
+        "classify": ("v.tsv", "text\tlabel\na\tno"),
+    }
+    file = tmp_path / other[name][0]
+    file.write_text(other[name][1])
+    given = [f"--config=finetune/{name}.py:smoke", f"--config.data.valid={file}"]
+    given += [f"--config.data.train={folder / 'rows'}{file.suffix}", "--dry_run"]
+    given += [f"--config.init_from={finetuned[name]}"]
+    given += COLUMNS * (name == "classify")
+    words = (
+        r"no row of data.train has it \(list all in task.labels\): the (tag|label)='"
+    )
+    with pytest.raises(UserError, match=words):
+        train.main(given)

@@ -43,6 +43,7 @@ def wanted(folder, trained):
         f"--config.data.train={folder}",
         f"--config.data.valid={folder}",
         "--config.data.length=16",
+        "--config.model.unroll=1",  # compiles faster
         "--config.batch_size=16",
         "--config.total.steps=60",
         "--config.optim.lr=3e-3",

@@ -37,6 +37,7 @@ def wanted(table, trained):
         f"--config.data.valid={table}",
         "--config.task.target_length=12",
         "--config.data.length=32",
+        "--config.model.unroll=1",  # compiles faster
         "--config.total.steps=120",
         "--config.optim.lr=2e-2",
         "--config.eval.every.steps=60",

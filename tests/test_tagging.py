@@ -46,6 +46,7 @@ def wanted(columns, trained):
         f"--config.data.train={columns}",
         f"--config.data.valid={columns}",
         "--config.data.length=32",
+        "--config.model.unroll=1",  # compiles faster
         "--config.batch_size=8",
         "--config.total.steps=40",
         "--config.optim.lr=3e-3",

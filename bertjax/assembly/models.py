@@ -221,9 +221,12 @@ def check_pretrained(opened: LoadedModel, what: str, then: str = "") -> None:
         objective = opened.config.objective
         makes_vectors = get_task_type(objective).makes_vectors
         command = "embed" if makes_vectors else "predict"
+        why = "has no masked-LM head"
+        if parse(objective)[0].name == "splade":
+            why = "its masked-LM head has learnt weights of terms instead of guesses"
         raise UserError(
-            f"{what} was finetuned (objective={objective}) and has no masked-LM "
-            f"head; {then or f'bertjax.{command} uses such models'}"
+            f"{what} was finetuned (objective={objective}) and {why}; "
+            f"{then or f'bertjax.{command} uses such models'}"
         )
 
 

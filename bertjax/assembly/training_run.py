@@ -3,7 +3,6 @@
 
 import functools
 import json
-import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ from bertjax.assembly import (
     workdirs,
 )
 from bertjax.assembly.check_index import check_index
+from bertjax.assembly.check_objective import check_predictions, directions, say_where
 from bertjax.assembly.models import LoadedModel
 from bertjax.assembly.open_teacher import (
     KEY,
@@ -42,7 +42,7 @@ from bertjax.parallel import feed, hosts
 from bertjax.parallel.mesh import machine
 from bertjax.parallel.sharding import TABLES, TEACHER
 from bertjax.tasks import prepare_task as tasks
-from bertjax.tasks.task_type import check_outputs, get_task_type
+from bertjax.tasks.task_type import get_task_type
 from bertjax.training import multi_step, state
 from bertjax.training.budget import describe_budget
 
@@ -110,33 +110,6 @@ def prepare(config: ConfigDict, log: Log) -> tuple[Any, dict[str, str]]:
     hashes = prepared_text.content_hashes(config, prepared)
     hosts.check_equal("the prepared text", [*hashes.values()])
     return prepared, hashes
-
-
-def directions(objective: Any, params: Any, batches: Any) -> dict[str, bool]:
-    """Return {loss: whether more of it is better} of the terms that are optimised.
-
-    That is where its coefficient is negative. params: shapes; batches: of a phase.
-    Everything is traced as a step does it, so that terms that do not go with each other
-    and outputs by which a task's rows cannot be scored are refused here: UserError.
-    """
-    batch = batches.batch(batches.start, slice(0, objective.group))
-    losses = jax.eval_shape(objective.weights, batch)
-    if objective.task_type:
-        terms, found = jax.eval_shape(objective.evaluate, params, batch)
-        check_outputs(objective.task_type, found)
-    else:
-        terms = jax.eval_shape(objective.sums, params, batch, None)
-    if lost := sorted(losses.keys() - terms.keys()):
-        raise UserError(
-            f"objective: weights() names {', '.join(lost)}, which sums() does not "
-            f"return; it returns {', '.join(terms)}"
-        )
-    if unknown := sorted(objective.coefficients.keys() - losses.keys()):
-        raise UserError(
-            f"objective: there are coefficients for {', '.join(unknown)}, which are no "
-            f"losses; weights() names {', '.join(losses)}"
-        )
-    return {term: objective.coefficients.get(term, 1.0) < 0 for term in losses}
 
 
 def check_row_rules(config: ConfigDict, parts: Any, path: Any) -> None:
@@ -246,7 +219,10 @@ class TrainingRun:
         self.better = {}
         for stage in run.course.stages:
             objective = objectives[stage.objective]
-            self.better |= directions(objective, params, stage)
+            name = stage.objective or config.objective
+            with say_where(f"objective={name}, as in an evaluation (rng=None)"):
+                self.better |= directions(objective, params, stage)
+            check_predictions(stage)
         self.teacher = self._read_teacher(teacher)
         self.best = self._make_tracker()
         if not self.valid:
@@ -362,20 +338,13 @@ class TrainingRun:
     def trace_update(self) -> None:
         """Trace an update: what its parts return has to fit together. Raises UserError,
         which names the line of a part from outside that does not."""
-        try:
+        name, tx = self.config.objective, self.config.optim.name
+        with say_where(f"objective={name}, optim.name={tx}: an update cannot be made"):
             for stage in self.batches.course.stages:
                 batch = stage.batch(stage.start)
                 with jax.set_mesh(self.mesh):
                     update = self.parts[stage.objective].update
                     jax.eval_shape(update.step, self.abstract, batch)
-        except Exception as e:  # whatever a part from outside may do
-            frame = traceback.extract_tb(e.__traceback__)[-1]
-            reason = " ".join(str(e).split())
-            raise UserError(
-                f"objective={self.config.objective}, optim.name="
-                f"{self.config.optim.name}: an update cannot be made: "
-                f"{type(e).__name__}: {reason} ({frame.filename}, line {frame.lineno})"
-            ) from e
 
     def describe(self, log: Log) -> None:
         """Log what is trained: parameters, steps, mesh, attention and phases."""

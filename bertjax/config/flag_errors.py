@@ -169,6 +169,7 @@ def _wrong_value(error: Exception, values: flags.FlagValues) -> str:
         return f"{flag}: {key} is a group of keys{whole}; known: {', '.join(known)}"
     kind = KINDS.get(values[name].flag_type(), "")
     if kind and re.search("invalid literal|could not convert|Non-boolean", line):
-        return f"{flag}: {value!r} is not {kind}"
+        what = f": {values[name].help}" * (name == key)  # a command's own flag
+        return f"{flag}: {value!r} is not {kind}{what}"
     # absl leaves the article out: "2 is not integer >= 3".
     return line.removeprefix("flag ").replace(" is not integer", " is not an integer")

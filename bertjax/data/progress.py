@@ -32,7 +32,7 @@ class Progress:
         self.what, self.total, self.unit = what, total or None, unit
         self.work = work or None
         self.form = ",.1f" if unit == "MB" else ",.0f"  # counts are whole
-        self.done = self.worked = 0.0
+        self.done = self.worked = self.before = 0.0
         self.bar: Any = None
         self.started = self.shown = time.monotonic()
 
@@ -63,6 +63,10 @@ class Progress:
         if self.bar is not None:
             self.bar.set_description(what)
 
+    def begin(self) -> None:
+        """Take the time from here: what came before was compiling, which ends."""
+        self.started, self.before = time.monotonic(), self.done
+
     def add(self, units: float, work: float = 0.0) -> None:
         """Count `units` more as done, and their work; show it when it is time."""
         self.done += units
@@ -87,12 +91,14 @@ class Progress:
         >>> p.line(10.0)
         'prepare: 25.0 of 100.0 MB, 2.5 MB/s, 30 s left'
         """
-        rate = self.done / max(seconds, 1e-9)
+        rate = (self.done - self.before) / max(seconds, 1e-9)
         done = f"{self.done:{self.form}}"
         speed = f"{rate:,.1f} {self.unit}/s"
         if self.total is None:
             return f"{self.what}: {done} {self.unit}, {speed}"
-        share = self.worked / self.work if self.work else self.done / self.total
-        left = max(0.0, 1 / share - 1) * seconds if share else float("inf")
+        left = (self.total - self.done) / rate if rate else float("inf")
+        if self.work and self.worked:
+            left = (self.work / self.worked - 1) * seconds
+        left = max(0.0, left)
         total = f"{self.total:{self.form}} {self.unit}"
         return f"{self.what}: {done} of {total}, {speed}, {left:.0f} s left"

@@ -73,7 +73,10 @@ def open_retriever(
             f"{flag}={path}: an index has a vector a passage, and vectors of "
             f"this model are {model.how.kind}"
         )
-    return model if model.how.dot else model._replace(encode=_of_length_1(model.encode))
+    if model.how.dot:
+        return model
+    how = dataclasses.replace(model.how, normalize=True)
+    return model._replace(encode=_of_length_1(model.encode), how=how)
 
 
 def _of_length_1(encode: Any) -> Any:

@@ -95,15 +95,13 @@ class Imported:
         return layout.unflatten((p, self.read(p)) for p in self.leaves) | heads
 
     def report(self, say: Callable[[str], None]) -> None:
-        """Say what was matched, what is missing and what is not used."""
+        """Say what was matched, and what is not used."""
         layers, width = self.cfg.num_hidden_layers, self.cfg.hidden_size
         shape = f"{counted(layers, 'layer')} of {width}"
         if decoder := self.cfg.num_decoder_layers:
             shape = f"{layers} + {counted(decoder, 'layer')} of {width}"
         matched = f"{len(self.leaves)} parameters matched"
         say(f"{self.where}: {self.family.model_type}, {shape}; {matched}")
-        if self.missing:
-            say(f"missing in the files: {', '.join(self.missing)}")
         if self.unexpected:
             say(f"in the files and not used: {few(self.unexpected, 12)}")
 

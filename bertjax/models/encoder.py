@@ -38,6 +38,20 @@ class EncodedInside(NamedTuple):
     inner: tuple[jax.Array, ...]
 
 
+class EncodedNowhere(NamedTuple):
+    """What heads see that read no token's vector: to read hidden is a ValueError."""
+
+    pooled: jax.Array | None
+    inner: tuple[jax.Array, ...] = ()
+
+    @property
+    def hidden(self) -> jax.Array:
+        raise ValueError(
+            'a head that says reads="nowhere" reads encoded.hidden: give its Head '
+            'reads="everywhere", or the array of positions where it reads'
+        )
+
+
 def init(rng: jax.Array, cfg: EncoderConfig) -> Params:
     """Make the parameters: truncated normal 0.02, biases 0, norm scales 1, all f32.
 

@@ -38,6 +38,27 @@ class Sum(NamedTuple):
 Term = Any
 
 
+def check_terms(owner: str, found: Any) -> None:
+    """Refuse what `sums` must not return: UserError. owner: begins the message."""
+
+    def is_term(total: Any) -> bool:
+        known = isinstance(total, tuple) and (len(total) == 2 or hasattr(total, "mean"))
+        return known and (hasattr(total, "mean") or not any(map(jnp.ndim, total)))
+
+    terms = found.items() if isinstance(found, Mapping) else [("", found)]
+    wrong = {name: total for name, total in terms if not (name and is_term(total))}
+    for name, total in wrong.items():
+        where = f" for {name!r}" * bool(name)
+        is_array = isinstance(total, jax.Array | jax.ShapeDtypeStruct)
+        kind = "array" if is_array else type(total).__name__
+        shapes = ", ".join(str(jnp.shape(x)) for x in jax.tree.leaves(total))
+        raise UserError(
+            f"{owner}: sums() returns {kind} of shape {shapes}{where}: "
+            'it has to return {"NAME": Sum(value, weight)}, two scalars each, such as '
+            "jnp.sum(losses * weights) and jnp.sum(weights)"
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class TokenIds:
     """The ids of the tokenizer's special pieces, by the names that it has for them, and

@@ -27,6 +27,7 @@ from bertjax.objectives.base import (
     Objective,
     Specs,
     Term,
+    check_terms,
 )
 from bertjax.parallel.sharding import gather_params, gather_rows, is_matrix
 
@@ -230,23 +231,28 @@ class CombinedHeads:
             ends = [*itertools.accumulate(place.shape[1] for place in places)]
             parts = jnp.split(x, ends[:-1], axis=1)[1:]
             hidden = dict(zip(self.positions, parts, strict=True))
-        hidden |= {NOWHERE: x[:, :0], EVERYWHERE: x}
+        hidden[EVERYWHERE] = x
 
         def own(head: Head) -> Any:
+            inner = ()
+            if head.inner:
+                states = dict(zip(self.depths, encoded.inner, strict=True))
+                inner = tuple(states[depth] for depth in head.inner)
+            if head.reads == NOWHERE:
+                return encoder.EncodedNowhere(encoded.pooled, inner)
             result = encoder.Encoded(hidden[head.reads], encoded.pooled)
-            if not head.inner:
-                return result
-            states = dict(zip(self.depths, encoded.inner, strict=True))
-            inner = tuple(states[depth] for depth in head.inner)
-            return encoder.EncodedInside(*result, inner)
+            return encoder.EncodedInside(*result, inner) if inner else result
 
         return [*map(own, self.heads)]
 
     def _add_up(
         self, params: Params, encoded: Any, batch: Batch, rng: jax.Array | None
     ) -> dict[str, Term]:
-        pairs = zip(self.heads, encoded, strict=True)
-        return self.merge([h.sums(params, self.cfg, e, batch, rng) for h, e in pairs])
+        found = []
+        for head, own in zip(self.heads, encoded, strict=True):
+            found.append(head.sums(params, self.cfg, own, batch, rng))
+            check_terms(f"objective: the head {head.name}", found[-1])
+        return self.merge(found)
 
     def merge(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
         """Put what each head returns into one dict; a name is one head's alone."""

@@ -84,11 +84,14 @@ def check_causal(
             f"model.is_decoder=True: objective={name} has {' and '.join(others)}, "
             "whose tokens see those after them: set model.is_decoder=False"
         )
-    if pooled := [h.name for h in heads if h.pooled and causal and not mixed]:
+    sees = dict.fromkeys(causal, "itself")
+    if any(h.name == "prefix" for h in heads):
+        sees["prefix"] = "its context"
+    if pooled := [h.name for h in heads if h.pooled and sees and not mixed]:
         raise UserError(
-            f"objective={name}: {' and '.join(causal)} lets the first token see itself "
-            f"alone, of which {' and '.join(pooled)} would be told: leave one of the "
-            "two out"
+            f"objective={name}: {' and '.join(sees)} lets the first token see "
+            f"{next(iter(sees.values()))} alone, of which {' and '.join(pooled)} would "
+            "be told: leave one of the two out"
         )
 
 

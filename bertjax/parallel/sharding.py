@@ -111,13 +111,17 @@ def spec(axes: str, rules: Mapping[str, tuple[str, ...]] = RULES) -> P:
 def axes_of(path: str, rows: ParamAxes = PARAM_AXES) -> str:
     """Return the logical axes of a parameter by its path.
 
-    Raises ValueError unless exactly one row matches: a renamed parameter must not
+    Raises UserError unless exactly one row matches: a renamed parameter must not
     become replicated in silence.
     """
     own = path.removeprefix(f"{TEACHER}/")
     matches = [axes for pattern, axes in rows if re.fullmatch(pattern, own)]
     if len(matches) != 1:
-        raise ValueError(f"{len(matches)} rows of the sharding table match {path!r}")
+        raise UserError(
+            f"objective: {len(matches)} rows of the sharding table match the parameter "
+            f"{path!r}, and one has to: give its Head `shardings`, a row for each of "
+            "its leaves, (path, names of its axes), as in docs/add_an_objective.md"
+        )
     return matches[0]
 
 
@@ -125,7 +129,7 @@ def param_shardings(params: Any, mesh: Mesh, extra: ParamAxes = ()) -> Any:
     """Give every leaf of a parameter tree (arrays or shapes) its NamedSharding.
 
     `extra` holds the rows of the objective's own heads. Raises UserError when a
-    mesh axis does not divide an axis of a parameter.
+    row does not fit a parameter, or a mesh axis does not divide an axis of one.
     """
     rows = (*PARAM_AXES, *extra)
 
@@ -135,7 +139,10 @@ def param_shardings(params: Any, mesh: Mesh, extra: ParamAxes = ()) -> Any:
             return batch_sharding(mesh)
         axes = axes_of(name, rows)
         if len(axes.split()) != leaf.ndim:
-            raise ValueError(f"{name} has shape {leaf.shape}, its row says {axes!r}")
+            raise UserError(
+                f"objective: {name} has shape {leaf.shape}, its row of `shardings` "
+                f"says {axes!r}: write the name of an axis for each"
+            )
         for size, axis in zip(leaf.shape, axes.split(), strict=True):
             for split in RULES.get(axis, ()):
                 if size % mesh.shape[split]:

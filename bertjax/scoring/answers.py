@@ -7,6 +7,7 @@ the number of answers: compare what has the same.
 """
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -107,11 +108,13 @@ def choose(
     opened: Any, pairs: list[tuple[Prompt, str]], most: int, source: str
 ) -> list[tuple[Prompt, str]]:
     """Return so many of the pairs, spread evenly, but for those whose last turns do not
-    fit into a row; 0: all. Raises UserError for none."""
+    fit into a row, or the first that do where these are all; 0: all. Raises UserError
+    for none."""
     n = min(most or len(pairs), len(pairs))
     rows = dialogues.Conversations(opened)
     chosen = [pairs[i * len(pairs) // n] for i in range(n)]
     found = [pair for pair in chosen if fits(rows, pair[0])]
+    found = found or [*islice((pair for pair in pairs if fits(rows, pair[0])), n)]
     if not found:
         raise UserError(
             f"{source} has no conversation of two turns or more that fits into a row"

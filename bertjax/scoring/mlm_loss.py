@@ -65,6 +65,8 @@ def evaluate(
             f"--batch_size={batch_size}: objective={config.objective} is evaluated on "
             f"{whole} rows at once (whole_batch): leave it out"
         )
+    size = whole or batch_size or 32
+    size += -size % objective.group  # of a mixture by rows a batch is whole groups
     guesses = "mlm" in params and "mlm" in objective.needs
     guess = make_guesser(cfg) if guesses else None
     sums = step.make_eval_step(objective.sums, objective.weights)
@@ -95,7 +97,7 @@ def evaluate(
             heads_of = (n.removesuffix("_weights") for n in batches.loss_weights)
             predicted = [n for n in heads_of if f"{n}_ids" in batches.specs]
             tally = Tally(documents, log_unigram, characters, predicted, per_id)
-            rows = batches.eval_batches(whole or batch_size or 32, examples)
+            rows = batches.eval_batches(size, examples)
             if before:
                 rows = map(read_before, rows)
             values = tally.score(run, params, rows)

@@ -144,6 +144,8 @@ class SweepLoop(Loop):
             real = rows.reshape(len(rows), -1).sum(axis=1).tolist()
             self.tokens = [n + m for n, m in zip(self.tokens, real, strict=True)]
         self.progress.add(1)
+        if self.progress.done == 1:
+            self.progress.begin()
         self.state.stopping |= bool(self.stop.number)
 
     def drain(self, keep: int = 0) -> None:

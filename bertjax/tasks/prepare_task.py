@@ -22,7 +22,7 @@ from bertjax.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from bertjax.models.families import in_effect
 from bertjax.storage.paths import expand
 from bertjax.tasks.catalog import TASKS
-from bertjax.tasks.tables import Say
+from bertjax.tasks.tables import Say, parse_lines, silent
 from bertjax.tasks.task_rows import Asking, Form, Limits, Rows, Targets, check_label
 from bertjax.tasks.task_type import (
     TaskType,
@@ -270,19 +270,24 @@ def parse_objects(
 ) -> Sequence[Any]:
     """Read rows that are to be answered: {column: value}, or the text of the first.
 
-    name: of the rows, for messages. Raises UserError for one that lacks a column.
+    Texts of a type with lines of its own, as of tags, are read as these are. name: of
+    the rows, for messages. Raises UserError for one that lacks a column.
     """
     if not rows:
         return []
     columns = form.keys(labelled=False, flags=True)
     first = next(iter(columns.values()))
+    task_type = get_task_type(config.objective)
+    own_lines = task_type.parse_lines not in (None, parse_lines)
+    if own_lines and all(isinstance(row, str) for row in rows):
+        lines = "".join(f"{' '.join(row.split())}\n" for row in rows)
+        return list(task_type.parse_lines(lines, name, columns, silent))
     objects = [{first: row} if isinstance(row, str) else dict(row) for row in rows]
     try:
         lines = "\n".join(map(json.dumps, objects))
     except TypeError as e:
         raise UserError(f"{name}: {e}") from e
-    task_type = get_task_type(config.objective)
-    return task_type.parse(lines, name, columns, lambda text: None)
+    return task_type.parse(lines, name, columns, silent)
 
 
 def targets_of(config: ConfigDict) -> Targets:
@@ -321,6 +326,8 @@ def prepare(config: ConfigDict, say: Say) -> Prepared:
     form = task_type.find_labels([*chain(*examples[0].values())], form)
     if form.labels != given:
         say(f"{len(form.labels)} labels: {', '.join(form.labels)}")
+        why = "no row of data.train has it (list all in task.labels)"
+        form = form._replace(asking=form.asking._replace(labels=why))
     if task_type.make_graph:
         every = ([*chain(*parts.values())] for parts in examples)
         form = form._replace(graph=task_type.make_graph(config, *every, say))

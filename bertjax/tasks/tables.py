@@ -388,4 +388,10 @@ def _check_columns(header: list[str], name: str, columns: Columns) -> None:
                 flag = "; --columns=1 reads the first" * key.startswith("--")
                 width = f"{counted(len(header), 'column')} (between tabs; .csv: commas)"
                 raise UserError(f"{name}: {key}={column}: the table has {width}{flag}")
-            raise UserError(f"{name}: {registry.unknown(key, column, header)}")
+            why = str(registry.unknown(key, column, header))
+            for mark in ";,\t|" if len(header) == 1 else "":
+                if column in map(str.strip, header[0].split(mark)):
+                    why = (
+                        f"{why}; {mark!r} parts no columns: .csv has commas, .tsv tabs"
+                    )
+            raise UserError(f"{name}: {why}")

@@ -123,14 +123,16 @@ class Texts(Rows):
         return {name: METRICS[name](predicted, gold) for name in self.form.metrics}
 
     def answers(self, outputs: Outputs, read: Sequence[Row]) -> Iterator[Any]:
-        """Yield {"label", "score"}, the score its probability; or {"value"}."""
+        """Yield {"label", "score", "probabilities"}, the score that of the label, and
+        probabilities by label; or {"value"}."""
         scores = np.asarray(outputs["scores"])
         if not self.form.labels:
             yield from ({"value": float(value)} for value in scores)
             return
         for row in softmax(scores):
-            best = int(row.argmax())
-            yield {"label": self.form.labels[best], "score": float(row[best])}
+            each = dict(zip(self.form.labels, row.tolist(), strict=True))
+            label = max(each, key=each.__getitem__)
+            yield {"label": label, "score": each[label], "probabilities": each}
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

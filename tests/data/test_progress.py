@@ -17,6 +17,9 @@ def test_a_plain_line_says_units_and_the_time_that_their_work_leaves():
     plain = progress.Progress("prepare", total=100, unit="MB")
     plain.done = 25
     assert plain.line(10.0) == "prepare: 25.0 of 100.0 MB, 2.5 MB/s, 30 s left"
+    plain.begin()  # what took long before is over
+    plain.done = 50
+    assert plain.line(10.0) == "prepare: 50.0 of 100.0 MB, 2.5 MB/s, 20 s left"
     weighed = progress.Progress("embed", total=100, unit="lines", work=4000)
     weighed.add(10, work=1000)  # the longest tenth is a quarter of the work
     assert weighed.line(10.0) == "embed: 10 of 100 lines, 1.0 lines/s, 30 s left"

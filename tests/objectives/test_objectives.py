@@ -87,7 +87,7 @@ def test_heads_read_where_they_say(made):
 
     def watch(name, reads):
         def sums(params, cfg, encoded, batch, rng):
-            seen[name] = encoded.hidden
+            seen[name] = getattr(encoded, "pooled" if reads == "nowhere" else "hidden")
             return {}
 
         return Head(name, lambda rng, cfg: {}, lambda batch: {}, sums, reads)
@@ -105,7 +105,7 @@ def test_heads_read_where_they_say(made):
         jax.tree.map(
             lambda x, y: np.testing.assert_allclose(x, y, 1e-5), sums, expected
         )
-        assert read["some"].shape == (B, P, 32) and read["none"].shape == (B, 0, 32)
+        assert read["some"].shape == (B, P, 32) and read["none"].shape == (B, 32)
     assert read["all"].shape == (B, L, 32)
     at = batch["mlm_positions"][..., None]
     chosen = np.take_along_axis(np.asarray(read["all"]), at, axis=1)

@@ -7,6 +7,7 @@ import re
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -15,13 +16,14 @@ from lab import blanks, contrast
 from test_objectives import CFG, TOKENIZER, B, L, make_batch
 
 from bertjax import UserError, evaluate, train
-from bertjax.assembly.training_run import directions
+from bertjax.assembly.check_objective import directions, say_where
 from bertjax.checkpoints import manifest
 from bertjax.config import schema
 from bertjax.data.tokenizers.tokenizer import load_tokenizer
 from bertjax.measuring import estimates, measurements
 from bertjax.models.flops import flops_per_token
-from bertjax.objectives.base import TokenIds, row_keys
+from bertjax.objectives import mlm
+from bertjax.objectives.base import Sum, TokenIds, row_keys
 from bertjax.objectives.combine import combine
 from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel.chips import CHIPS
@@ -82,6 +84,41 @@ def test_terms_that_do_not_go_together(change, said):
     wrong = dataclasses.replace(objective, **change)
     with pytest.raises(UserError, match=re.escape(said)):
         directions(wrong, params, batches)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"sums": lambda params, cfg, encoded, batch, rng: 1 / encoded.hidden},
+            r'says reads="nowhere" reads encoded.hidden: .*test_outside.py, line \d+\)',
+        ),
+        (
+            {"sums": lambda params, cfg, encoded, batch, rng: jax.random.split(rng)},
+            r"objective=mine: TypeError: .*\(.*test_outside.py, line \d+\)$",
+        ),
+        (
+            {"sums": lambda *_: {"mlm_loss": jnp.ones(())}},
+            r"the head mlm: sums\(\) returns array of shape \(\) for 'mlm_loss'",
+        ),
+        (
+            {"sums": lambda *_: Sum(jnp.ones(()), 1.0)},
+            r"the head mlm: sums\(\) returns Sum of",
+        ),
+        (
+            {"sums": lambda *_: {"mlm_loss": Sum(jnp.ones(4), 1.0)}},
+            r"Sum of shape \(4,\), \(\) for 'mlm_loss': it has to return .*two scalars",
+        ),
+    ],
+)
+def test_a_head_s_usual_mistakes_are_one_line(change, said):
+    head = dataclasses.replace(mlm.make_head(), reads="nowhere", **change)
+    objective = combine([head], CFG)
+    params = jax.eval_shape(objective.init, jax.random.key(0))
+    batches = SimpleNamespace(start=0, batch=lambda step, rows: make_batch())
+    with pytest.raises(UserError, match=said) as e, say_where("objective=mine"):
+        directions(objective, params, batches)
+    assert "\n" not in str(e.value)
 
 
 @pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.slow), 2])
@@ -152,6 +189,19 @@ def test_an_evaluation_takes_the_rows_that_are_asked_for(arguments, tmp_path, ca
         assert found[key] == pytest.approx(told[f"eval/valid/{key}"], rel=1e-4)
     with pytest.raises(UserError, match=r"--batch_size=16: .* on 8 rows at once"):
         evaluate.main([f"--workdir={path}", "--batch_size=16"])
+
+
+def test_a_mixture_is_evaluated_in_whole_groups(arguments, tmp_path, capsys):
+    """Whatever rows are asked for: a row is of the same objective as in training."""
+    more = "objective=mntp*2+clm*1", "batch_size=24", "data.plan=full_sentences"
+    path = run(arguments, tmp_path / "run", *more, "total.steps=2")
+    told = read_rows(path)[-1]
+    for given in ([], ["--batch_size=8"]):
+        capsys.readouterr()
+        evaluate.main([f"--workdir={path}", "--json", *given])
+        found = json.loads(capsys.readouterr().out)
+        for key in ("mntp_loss", "clm_loss"):
+            assert found[key] == pytest.approx(told[f"eval/valid/{key}"], rel=1e-4)
 
 
 # ---------------------------------------------------------------- tokens and keys

@@ -110,13 +110,13 @@ def test_a_temperature_is_not_rounded():
 
 
 def test_an_unknown_leaf_is_not_replicated_in_silence():
-    with pytest.raises(ValueError, match="0 rows"):
+    with pytest.raises(UserError, match="0 rows"):
         axes_of("encoder/layers/attention/key/gate")
-    with pytest.raises(ValueError, match="2 rows"):
+    with pytest.raises(UserError, match="2 rows"):
         axes_of("nsp/bias", (*PARAM_AXES, ("nsp/.*", "classes")))
     mesh = make_mesh(8)
     wrong = {"nsp": {"bias": jax.ShapeDtypeStruct((2, 2), jnp.float32)}}
-    with pytest.raises(ValueError, match="its row says 'classes'"):
+    with pytest.raises(UserError, match="its row of `shardings` says 'classes'"):
         param_shardings(wrong, mesh)
 
 

@@ -103,6 +103,20 @@ def test_rows_that_are_no_header(table, columns):
     assert not said
 
 
+@pytest.mark.parametrize(
+    ("header", "kind", "mark"),
+    [
+        ("text;label", "csv", "';'"),
+        ("text\tlabel", "csv", "'\\t'"),
+        ("text, b", "tsv", "','"),
+    ],
+)
+def test_another_mark_between_columns_is_told(header, kind, mark):
+    with pytest.raises(UserError) as e:
+        rows(f"{header}\na\n", kind, columns={"task.text": "text"})
+    assert f"{mark} parts no columns: .csv has commas, .tsv tabs" in str(e.value)
+
+
 @pytest.mark.parametrize("kind", ["tsv", "csv"])
 def test_an_empty_line_of_one_column_is_an_empty_text(kind):
     said = []

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, read_rows, refused, succeeded
 
-from bertjax import UserError
+from bertjax import UserError, train
 from bertjax.data import counter_rng
 from bertjax.data.masking.choose import Chosen, choose_where
 from bertjax.data.masking.masker import make_masker, mask_tokens
@@ -118,6 +118,20 @@ def test_more_predictions_than_there_is_room_for_are_refused():
     masker.choose = lambda rows, tables, P: chosen(rows, tables, 9)
     with pytest.raises(UserError, match=r"2 tokens of a row .* room for 1 pred"):
         mask(masker, P=1)
+
+
+@pytest.mark.usefixtures("no_listener")
+def test_a_masker_that_never_chooses_is_refused(arguments, tmp_path, monkeypatch):
+    """Such a run trained to its end on a loss of nothing, and evaluated to nan."""
+    masker = type(make_masker("lab.every_third"))
+    monkeypatch.setattr(
+        masker, "choose", lambda self, rows, *_: choose_where(rows.ids < 0, 1)
+    )
+    given = [*arguments, "--config.data.masking=lab.every_third"]
+    words = r"^no token is predicted in the first 12 batches of the run: "
+    with pytest.raises(UserError, match=words):
+        train.main([*given, f"--workdir={tmp_path / 'run'}"])
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

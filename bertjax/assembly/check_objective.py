@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trace what an objective returns, so that what is wrong with it is said in one line
+before anything is trained."""
+
+import contextlib
+import os
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import bertjax
+from bertjax import UserError
+from bertjax.objectives.base import check_terms
+from bertjax.tasks.task_type import check_outputs
+
+# Where a part from outside is not: this package, the libraries, Python's own modules.
+INSIDE = tuple(str(Path(f).parent) for f in (bertjax.__file__, os.__file__))
+INSIDE += (str(Path(jax.__file__).parents[1]),)
+LOOKED_AT = 50  # batches of a phase that have to predict something
+
+
+@contextlib.contextmanager
+def say_where(what: str) -> Iterator[None]:
+    """Turn what a part from outside raises into a UserError that names its line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as e:  # whatever a part from outside may do
+        frames = traceback.extract_tb(e.__traceback__)
+        outside = [f for f in frames if not f.filename.startswith(INSIDE)]
+        frame = (outside or frames)[-1]
+        reason = " ".join(str(e).split())
+        raise UserError(
+            f"{what}: {type(e).__name__}: {reason} "
+            f"({frame.filename}, line {frame.lineno})"
+        ) from e
+
+
+def directions(objective: Any, params: Any, batches: Any) -> dict[str, bool]:
+    """Return {loss: whether more of it is better} of the terms that are optimised.
+
+    That is where its coefficient is negative. params: shapes; batches: of a phase.
+    Everything is traced as a step does it, so that terms that do not go with each other
+    and outputs by which a task's rows cannot be scored are refused here: UserError.
+    """
+    batch = batches.batch(batches.start, slice(0, objective.group))
+    losses = jax.eval_shape(objective.weights, batch)
+    if objective.task_type:
+        terms, found = jax.eval_shape(objective.evaluate, params, batch)
+        check_outputs(objective.task_type, found)
+    else:
+        terms = jax.eval_shape(objective.sums, params, batch, None)
+    check_terms("objective", terms)
+    if lost := sorted(losses.keys() - terms.keys()):
+        raise UserError(
+            f"objective: weights() names {', '.join(lost)}, which sums() does not "
+            f"return; it returns {', '.join(terms)}"
+        )
+    if unknown := sorted(objective.coefficients.keys() - losses.keys()):
+        raise UserError(
+            f"objective: there are coefficients for {', '.join(unknown)}, which are no "
+            f"losses; weights() names {', '.join(losses)}"
+        )
+    return {term: objective.coefficients.get(term, 1.0) < 0 for term in losses}
+
+
+def check_predictions(batches: Any) -> None:
+    """Refuse a phase whose first batches have no prediction, and would teach nothing:
+    UserError."""
+    names = batches.loss_weights
+    steps = range(batches.start, min(batches.start + LOOKED_AT, batches.end))
+    if not names or not steps:
+        return
+    for step in steps:
+        batch = batches.batch(step)
+        if any(batch[name].any() for name in names):
+            return
+    raise UserError(
+        f"no token is predicted in the first {len(steps)} batches of the run: "
+        "what data.masking names, or the objective's host half, chooses none "
+        "(bertjax.show shows its rows)"
+    )
