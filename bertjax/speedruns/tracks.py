@@ -62,7 +62,6 @@ HYBRID = (
 MEDIUM = (
     "objective=mntp*1+clm*1",
     "phases=percent=30 objective=clm; mask_rate=0.3",
-    "optim.lr=2e-3",
     "optim.wd=0.1",
     "model.hidden_dropout_prob=0.1",
     "total.steps=8_000",
