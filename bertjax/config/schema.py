@@ -99,7 +99,7 @@ def data_keys() -> dict[str, Any]:
         valid="",  # the same; names are those of the validation sets
         # Of triples: files of what entities and relations are called (id, name, text).
         entities="",
-        text_field="text",  # of JSON lines, Parquet, tfds
+        text_field="text",  # of JSON lines, tables, Parquet, tfds
         group_field="",  # the field (language, domain) that parts a text
         entity_field="",  # the field with a list of names, for mask_unit=entity
         # Of JSON lines of code: the field with a path or a language (docs/code.md).

@@ -5,7 +5,7 @@
   separated by a blank line; in files that begin as WikiText's do, by titles
 - `d.jsonl`, `e.json.gz`: a JSON object a line, its `text` is one document
 - `src/**/*.java`, `*.ts`, `*.tsx`: a file is one document, a line of code a sentence
-- `f.parquet`: a row is one document, its column `text`
+- `f.parquet`, `g.csv`, `h.tsv.gz`: a row is one document, its column `text`
 - `tfds:name[/config][:version]:split`: TensorFlow Datasets on this machine, `text`
 - `builtin:docs`, `builtin:docs:train`, `builtin:docs:valid`: the documentation that
   came with Python and the installed packages (bertjax/data/corpus/builtin.py)
@@ -29,6 +29,7 @@ from bertjax.data.corpus.documents import NAME, Fields, Source
 from bertjax.data.corpus.line_files import BuiltinSource, FileSource
 from bertjax.data.corpus.line_repair import is_titled
 from bertjax.data.corpus.parquet import ParquetSource
+from bertjax.data.corpus.table_files import TableSource, is_table
 
 
 def parse_sources(value: str, key: str, role: str, **given: str) -> list[Source]:
@@ -36,7 +37,7 @@ def parse_sources(value: str, key: str, role: str, **given: str) -> list[Source]
 
     `key` is the config key that messages name; `role` ("train" or "valid") is the side
     of `builtin:docs` where the string names none. `given` are the `Fields` of records:
-    of JSON lines, Parquet and TensorFlow Datasets.
+    of JSON lines, tables and TensorFlow Datasets.
 
     Raises UserError for an empty value, a missing or empty file, a directory or a pipe,
     a pattern that matches nothing, a field asked of plain text.
@@ -63,6 +64,9 @@ def parse_sources(value: str, key: str, role: str, **given: str) -> list[Source]
             for path in expand_paths(entry, key, True, pattern):
                 if path.lower().endswith(".parquet"):
                     sources.append(ParquetSource(path, fields))
+                elif is_table(path):
+                    files.read_head(path, key)
+                    sources.append(TableSource(path, fields))
                 elif language_of(path):
                     files.read_head(path, key)
                     sources.append(CodeSource(path, fields))

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CSV and TSV files: a row is a document."""
+
+import codecs
+import csv
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from bertjax import UserError, counted
+from bertjax.data.corpus import files
+from bertjax.data.corpus.documents import (
+    Document,
+    Source,
+    make_document,
+    refuse_missing,
+)
+from bertjax.data.corpus.line_repair import Counts
+
+ENDS = (".csv", ".tsv")
+PACKS = (".gz", ".zst")
+# Of a cell: a whole book may stand in one, as in a record of JSON.
+csv.field_size_limit(2**31 - 1)
+
+
+def is_table(path: str) -> bool:
+    """Whether a file's name says that it holds a table."""
+    return _bare(path).endswith(ENDS)
+
+
+def _bare(path: str) -> str:
+    path = path.lower()
+    return next((path.removesuffix(p) for p in PACKS if path.endswith(p)), path)
+
+
+@dataclass
+class TableSource(Source):
+    """A CSV or TSV file whose first line names the columns.
+
+    In CSV quoted cells may hold commas, quotes and line ends; in TSV a quote is a quote
+    and a row is a line. A row that is empty is none.
+    """
+
+    def fingerprint(self, cache_dir: str, say: Callable[[str], None] = print) -> str:
+        digest, self.seen = files.file_hash(self.name, cache_dir)
+        return f"{_bare(self.name)[-3:]}{self.fields.suffix()}:{digest}"
+
+    def text_bytes(self) -> int | None:
+        """Return the file's size, unless it is packed."""
+        if self.name.lower().endswith(PACKS):
+            return None
+        try:
+            return files.stat(self.name)[0]
+        except OSError:
+            return None
+
+    def read(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
+        """Yield a document for each row.
+
+        Raises UserError for a column that is not there, a row of more or fewer cells
+        than the first line, quotes that do not close, and a row over `max_line_bytes`.
+        """
+        counter, rows = counts[self.name], self._rows(max_line_bytes)
+        place, header = next(rows, (self.name, []))
+        names = [name.strip() for name in header]
+        if header:
+            refuse_missing(self.fields.keys(), names, place, "column")
+        for place, cells in rows:
+            if len(cells) != len(names):
+                raise UserError(
+                    f"{place}: the row has {counted(len(cells), 'cell')}, the first "
+                    f"line {len(names)}"
+                )
+            # Bytes again: what is no UTF-8 is repaired, and counted, where it is read.
+            found = (cell.encode("utf-8", "surrogateescape") for cell in cells)
+            record = dict(zip(names, found, strict=True))
+            document = make_document(record, self.fields, place.__str__, counter)
+            counts.read(sum(map(len, document.paragraphs)) / 1e6)
+            yield document
+
+    def _rows(self, limit: int) -> Iterator[tuple[str, list[str]]]:
+        """Yield the place and cells of each row that is not empty."""
+        begun = last = size = 0  # lines before the row, and so far; bytes of the row
+
+        def place() -> str:
+            return f"{self.name}:{begun + 1}"
+
+        def lines() -> Iterator[str]:
+            nonlocal last, size
+            for line in _split_lines(files.unpacked(self.name), limit):
+                last, size = last + 1, size + len(line)
+                if size > limit:
+                    raise UserError(
+                        f"{place()}: a row of more than {limit:,} bytes "
+                        "(data.max_line_bytes): are its quotes closed?"
+                    )
+                yield line.decode("utf-8", "surrogateescape")
+
+        if _bare(self.name).endswith(".csv"):
+            rows = csv.reader(lines(), strict=True)
+        else:
+            rows = (line.rstrip("\r\n").split("\t") for line in lines())
+        try:
+            for cells in rows:
+                if any(map(str.strip, cells)):
+                    yield place(), cells
+                begun, size = last, 0
+        except csv.Error as error:
+            raise UserError(f"{place()}: is no CSV ({error})") from None
+
+
+def _split_lines(chunks: Iterable[bytes], limit: int) -> Iterator[bytes]:
+    """Yield lines with their ends, without a byte order mark before the first; of a
+    line over the limit, which nobody reads, what came so far."""
+    rest, first = b"", True
+    for chunk in chunks:
+        if first and chunk:
+            chunk, first = chunk.removeprefix(codecs.BOM_UTF8), False
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from (line + b"\n" for line in whole)
+        if len(rest) > limit:
+            yield rest
+    if rest:
+        yield rest
