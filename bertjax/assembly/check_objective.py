@@ -12,14 +12,18 @@ from typing import Any
 import jax
 
 import bertjax
-from bertjax import UserError
+from bertjax import RunError, UserError, counted
 from bertjax.objectives.base import check_terms
 from bertjax.tasks.task_type import check_outputs
 
 # Where a part from outside is not: this package, the libraries, Python's own modules.
-INSIDE = tuple(str(Path(f).parent) for f in (bertjax.__file__, os.__file__))
-INSIDE += (str(Path(jax.__file__).parents[1]),)
-LOOKED_AT = 50  # batches of a phase that have to predict something
+_FOLDERS = (
+    Path(bertjax.__file__).parent,
+    Path(os.__file__).parent,
+    Path(jax.__file__).parents[1],
+)
+INSIDE = tuple(f"{folder}{os.sep}" for folder in _FOLDERS)
+LOOKED_AT = 50  # batches of a phase, one of which has to predict something
 
 
 @contextlib.contextmanager
@@ -27,7 +31,7 @@ def say_where(what: str) -> Iterator[None]:
     """Turn what a part from outside raises into a UserError that names its line."""
     try:
         yield
-    except UserError:
+    except (UserError, RunError):
         raise
     except Exception as e:  # whatever a part from outside may do
         frames = traceback.extract_tb(e.__traceback__)
@@ -69,18 +73,23 @@ def directions(objective: Any, params: Any, batches: Any) -> dict[str, bool]:
 
 
 def check_predictions(batches: Any) -> None:
-    """Refuse a phase whose first batches have no prediction, and would teach nothing:
-    UserError."""
-    names = batches.loss_weights
-    steps = range(batches.start, min(batches.start + LOOKED_AT, batches.end))
+    """Refuse a phase whose batches have no prediction, and would teach nothing:
+    UserError.
+
+    Some are looked at, spread over the phase, since a mask rate may begin near 0;
+    usually the first says enough.
+    """
+    start, end, names = batches.start, batches.end, batches.loss_weights
+    steps = range(start, end, -(-(end - start) // LOOKED_AT) or 1)
     if not names or not steps:
         return
     for step in steps:
         batch = batches.batch(step)
         if any(batch[name].any() for name in names):
             return
+    looked_at = counted(len(steps), "batch was", "batches were")
     raise UserError(
-        f"no token is predicted in the first {len(steps)} batches of the run: "
-        "what data.masking names, or the objective's host half, chooses none "
-        "(bertjax.show shows its rows)"
+        f"no token is predicted between steps {start:,} and {end:,}, of which "
+        f"{looked_at} looked at: what data.masking names, or the objective's host "
+        "half, chooses none (bertjax.show shows its rows)"
     )

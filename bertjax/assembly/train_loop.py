@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A single run in the training loop: its batches, rows, evaluations, checkpoints."""
 
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -159,12 +158,11 @@ class TrainLoop(Loop):
         own = run.parts[self.planned.course.at(first).objective].update
         update = own.many if run.config.steps_per_call > 1 else own.step
         count = self.calls.size(first)
+        if first in self.calls.starts:  # It compiles, which is no part of a row.
+            self.drain()
         with self.trace.update(first, count, self.train_state):
             batch = self.meter.timed("waited", next, self.batches)
-            # A phase's first call compiles, in the window of the row before it.
-            new = first in self.calls.starts
-            with self.meter.pause() if new else contextlib.nullcontext():
-                self.train_state, metrics = update(self.train_state, batch)
+            self.train_state, metrics = update(self.train_state, batch)
         self.pending.append((first, count, metrics))
         state.step += count
         self.drain(keep=LAG)

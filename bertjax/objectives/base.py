@@ -52,8 +52,9 @@ def check_terms(owner: str, found: Any) -> None:
         is_array = isinstance(total, jax.Array | jax.ShapeDtypeStruct)
         kind = "array" if is_array else type(total).__name__
         shapes = ", ".join(str(jnp.shape(x)) for x in jax.tree.leaves(total))
+        shaped = f" of shape {shapes}" * bool(shapes)
         raise UserError(
-            f"{owner}: sums() returns {kind} of shape {shapes}{where}: "
+            f"{owner}: sums() returns {kind}{shaped}{where}: "
             'it has to return {"NAME": Sum(value, weight)}, two scalars each, such as '
             "jnp.sum(losses * weights) and jnp.sum(weights)"
         )

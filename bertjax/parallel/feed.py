@@ -58,12 +58,13 @@ def to_devices(
     for batch, batch_size in zip(batches, batch_sizes, strict=False):
         if jax.process_count() == 1:  # All rows are here: one call for all arrays.
             with jax.transfer_guard_host_to_device("allow"):
-                yield jax.device_put(dict(batch), where)
+                fed = jax.device_put(dict(batch), where)
         else:
-            yield {
+            fed = {
                 name: put(where, rows, (batch_size, *rows.shape[1:]))
                 for name, rows in batch.items()
             }
+        yield fed  # outside of what is allowed above: the guard is the thread's
 
 
 def put(where: NamedSharding, rows: np.ndarray, shape: tuple[int, ...]) -> jax.Array:

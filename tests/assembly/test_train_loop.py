@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop of a single run: what is read of its metrics, without a run."""
 
+import contextlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -83,6 +84,36 @@ def test_drain_hears_of_a_signal_and_of_a_loss_that_is_not_finite(drained):
         patch.setattr(train_loop.manifest, "steps", lambda path: [2])
         with pytest.raises(RunError, match="train/loss not finite; the last good"):
             drained([(1, 1, metrics(loss=np.nan))], guard=strict)
+
+
+def test_rows_are_read_before_a_phase_compiles():
+    """Else the last row of a phase has its compilation in it, or the last update, which
+    the devices compute meanwhile, takes no time."""
+    calls = []
+
+    def update(state, batch):
+        calls.append("update")
+        return state, {}
+
+    part = SimpleNamespace(update=SimpleNamespace(step=update))
+    config = SimpleNamespace(steps_per_call=1)
+    course = SimpleNamespace(at=lambda step: SimpleNamespace(objective=""))
+    loop = fake(
+        run=SimpleNamespace(parts={"": part}, config=config),
+        planned=SimpleNamespace(course=course),
+        calls=SimpleNamespace(starts=(0, 4), size=lambda step: 1),
+        trace=SimpleNamespace(update=lambda *_: contextlib.nullcontext()),
+        watch=SimpleNamespace(tick=lambda *_, **__: None),
+        stop=SimpleNamespace(number=0),
+        alone=True,
+        batches=iter([{}, {}]),
+        train_state=None,
+        pending=train_loop.deque(),
+        drain=lambda keep=0: calls.append(f"drain, keep {keep}"),
+    )
+    TrainLoop.update(loop)
+    TrainLoop.update(loop)
+    assert calls == ["drain, keep 0", *["update", "drain, keep 1"] * 2]
 
 
 def test_going_back_is_no_loss_of_a_host(monkeypatch):

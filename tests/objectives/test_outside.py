@@ -4,6 +4,7 @@
 import dataclasses
 import json
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -15,7 +16,9 @@ from conftest import read_rows
 from lab import blanks, contrast
 from test_objectives import CFG, TOKENIZER, B, L, make_batch
 
+import bertjax
 from bertjax import UserError, evaluate, train
+from bertjax.assembly import check_objective
 from bertjax.assembly.check_objective import directions, say_where
 from bertjax.checkpoints import manifest
 from bertjax.config import schema
@@ -105,6 +108,7 @@ def test_terms_that_do_not_go_together(change, said):
             {"sums": lambda *_: Sum(jnp.ones(()), 1.0)},
             r"the head mlm: sums\(\) returns Sum of",
         ),
+        ({"sums": lambda *_: None}, r"the head mlm: sums\(\) returns NoneType: it has"),
         (
             {"sums": lambda *_: {"mlm_loss": Sum(jnp.ones(4), 1.0)}},
             r"Sum of shape \(4,\), \(\) for 'mlm_loss': it has to return .*two scalars",
@@ -119,6 +123,29 @@ def test_a_head_s_usual_mistakes_are_one_line(change, said):
     with pytest.raises(UserError, match=said) as e, say_where("objective=mine"):
         directions(objective, params, batches)
     assert "\n" not in str(e.value)
+
+
+def test_a_library_beside_the_package_is_outside():
+    """Also where its folder's name begins with that of the package."""
+    folder = Path(bertjax.__file__).parent
+    assert str(folder / "train.py").startswith(check_objective.INSIDE)
+    assert not f"{folder}_lab/heads.py".startswith(check_objective.INSIDE)
+
+
+@pytest.mark.parametrize("first, steps", [(900, 1000), (12, 13), (0, 1)])
+def test_predictions_may_begin_late(first, steps):
+    """As where a mask rate begins near 0; of a phase without any nothing is learnt."""
+    batches = SimpleNamespace(
+        start=4,
+        end=4 + steps,
+        loss_weights=["mlm_weights"],
+        batch=lambda step: {"mlm_weights": np.array([0, step - 4 >= first])},
+    )
+    check_objective.check_predictions(batches)
+    first = steps
+    words = f"^no token is predicted between steps 4 and {4 + steps:,}, of which "
+    with pytest.raises(UserError, match=words):
+        check_objective.check_predictions(batches)
 
 
 @pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.slow), 2])

@@ -289,7 +289,12 @@ def test_batches_arrive_split_over_data_and_fsdp():
     mesh = make_mesh(2, 2, 2)
     batch = {"a": np.arange(24).reshape(8, 3), "b": np.arange(8, dtype=np.float32)}
     with jax.transfer_guard("disallow"):
-        (got,) = feed.to_devices([batch], mesh, [8])
+        fed = feed.to_devices([batch, batch], mesh, [8, 8])
+        got = next(fed)
+        with pytest.raises(Exception, match="Disallowed host-to-device"):
+            got["a"] + batch["a"]  # between two batches as well
+    fed.close()
+    np.testing.assert_array_equal(got["b"] + batch["b"], 2 * batch["b"])
     for name, rows in batch.items():
         np.testing.assert_array_equal(got[name], rows)
         assert got[name].addressable_shards[0].data.shape[0] == 2
