@@ -15,7 +15,6 @@ Rows without anything in them at the end of a file are none either. Both are sai
 """
 
 import codecs
-import csv
 import io
 import re
 import shlex
@@ -28,6 +27,7 @@ from bertjax import UserError, counted, registry
 from bertjax.data.corpus import files, tfds_source
 from bertjax.data.corpus.line_repair import join_names, load_json
 from bertjax.data.corpus.sources import expand_paths
+from bertjax.data.corpus.table_files import csv_rows
 from bertjax.data.rendering import visible
 from bertjax.storage.paths import expand
 
@@ -45,7 +45,6 @@ NAMES = (
 )
 NAMES += " review comment content body input utterance document token word words label"
 NAMES = {*NAMES.split(), "文本", "句子", "内容"}  # of columns of texts, in many tables
-csv.field_size_limit(2**31 - 1)
 
 
 def silent(text: str) -> None:
@@ -222,7 +221,8 @@ def parse_rows(
         return
     lines = [(number, line.split("\t")) for number, line in _lines(text)]
     if kind == "csv":
-        lines = [*_csv_lines(text, name)]
+        found = csv_rows(io.StringIO(text, newline=""), name)
+        lines = [(number, cells or [""]) for number, cells in found]
     at_end = []
     while lines and not any(cell.strip() for cell in lines[-1][1]):
         at_end.append(f"{name}:{lines.pop()[0]}")
@@ -322,17 +322,6 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
     lines = text.removesuffix("\n").split("\n") if text else []
     for number, line in enumerate(lines, 1):
         yield number, line.removesuffix("\r")
-
-
-def _csv_lines(text: str, name: str) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    begins = 1
-    try:
-        for cells in reader:
-            yield begins, cells or [""]
-            begins = reader.line_num + 1
-    except csv.Error as e:
-        raise UserError(f"{name}:{begins}: is no CSV ({e})") from None
 
 
 def _json_rows(text: str, name: str, columns: Columns, say: Say) -> Iterator[Row]:

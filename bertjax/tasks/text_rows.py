@@ -130,9 +130,11 @@ class Texts(Rows):
             yield from ({"value": float(value)} for value in scores)
             return
         for row in softmax(scores):
-            each = dict(zip(self.form.labels, row.tolist(), strict=True))
-            label = max(each, key=each.__getitem__)
-            yield {"label": label, "score": each[label], "probabilities": each}
+            shares = dict.fromkeys(self.form.labels, 0.0)
+            for label, share in zip(self.form.labels, row.tolist(), strict=True):
+                shares[label] += share  # classes of a model may have one name
+            best = max(shares, key=shares.__getitem__)
+            yield {"label": best, "score": shares[best], "probabilities": shares}
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

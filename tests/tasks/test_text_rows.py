@@ -215,3 +215,12 @@ def test_a_column_is_encoded_in_blocks(monkeypatch):
     for one, other in ((own.tokens, whole.tokens), (own.offsets, whole.offsets)):
         assert one.dtype == other.dtype and one.tolist() == other.tolist()
     assert len(Ragged.encode(Letters(), []).lengths) == 0
+
+
+def test_classes_of_one_name_are_one():
+    """As a model from elsewhere may have them."""
+    rows = SimpleNamespace(form=FORM._replace(labels=("a", "b", "a")))
+    logits = {"scores": np.log([[0.3, 0.4, 0.3]])}
+    (found,) = Texts.answers(rows, logits, [])
+    assert found["label"] == "a" and found["score"] == pytest.approx(0.6)
+    assert found["probabilities"] == pytest.approx({"a": 0.6, "b": 0.4})

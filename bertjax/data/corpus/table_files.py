@@ -18,7 +18,7 @@ from bertjax.data.corpus.line_repair import Counts
 
 ENDS = (".csv", ".tsv")
 PACKS = (".gz", ".zst")
-# Of a cell: a whole book may stand in one, as in a record of JSON.
+# Characters of a cell: a whole book may stand in one, as in a record of JSON.
 csv.field_size_limit(2**31 - 1)
 
 
@@ -56,14 +56,17 @@ class TableSource(Source):
     def read(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
         """Yield a document for each row.
 
-        Raises UserError for a column that is not there, a row of more or fewer cells
-        than the first line, quotes that do not close, and a row over `max_line_bytes`.
+        Raises UserError for a column that is not there, or twice, a row of more or
+        fewer cells than the first line, quotes that do not close, and a row over
+        `max_line_bytes`.
         """
         counter, rows = counts[self.name], self._rows(max_line_bytes)
         place, header = next(rows, (self.name, []))
-        names = [name.strip() for name in header]
+        names, wanted = [name.strip() for name in header], self.fields.keys()
         if header:
-            refuse_missing(self.fields.keys(), names, place, "column")
+            refuse_missing(wanted, names, place, "column")
+        if twice := [name for name in wanted if names.count(name) > 1]:
+            raise UserError(f"{place}: two columns are `{twice[0]}`")
         for place, cells in rows:
             if len(cells) != len(names):
                 raise UserError(
@@ -79,10 +82,7 @@ class TableSource(Source):
 
     def _rows(self, limit: int) -> Iterator[tuple[str, list[str]]]:
         """Yield the place and cells of each row that is not empty."""
-        begun = last = size = 0  # lines before the row, and so far; bytes of the row
-
-        def place() -> str:
-            return f"{self.name}:{begun + 1}"
+        last, begun, size = 0, 1, 0  # lines so far; the row's first one, and its bytes
 
         def lines() -> Iterator[str]:
             nonlocal last, size
@@ -90,22 +90,38 @@ class TableSource(Source):
                 last, size = last + 1, size + len(line)
                 if size > limit:
                     raise UserError(
-                        f"{place()}: a row of more than {limit:,} bytes "
+                        f"{self.name}:{begun}: a row of more than {limit:,} bytes "
                         "(data.max_line_bytes): are its quotes closed?"
                     )
                 yield line.decode("utf-8", "surrogateescape")
 
+        rows: Iterator[tuple[int, list[str]]]
         if _bare(self.name).endswith(".csv"):
-            rows = csv.reader(lines(), strict=True)
+            rows = csv_rows(lines(), self.name)
         else:
-            rows = (line.rstrip("\r\n").split("\t") for line in lines())
-        try:
-            for cells in rows:
-                if any(map(str.strip, cells)):
-                    yield place(), cells
-                begun, size = last, 0
-        except csv.Error as error:
-            raise UserError(f"{place()}: is no CSV ({error})") from None
+            cells_of = (line.rstrip("\r\n").split("\t") for line in lines())
+            rows = enumerate(cells_of, 1)
+        for number, cells in rows:
+            if any(map(str.strip, cells)):
+                yield f"{self.name}:{number}", cells
+            begun, size = last + 1, 0
+
+
+def csv_rows(lines: Iterable[str], name: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the line, from 1, at which each row of CSV begins, and its cells.
+
+    lines: with their ends. Raises UserError, which names file and line.
+
+    >>> list(csv_rows(['a,"b\\n', 'c"\\n', 'd\\n'], "x.csv"))
+    [(1, ['a', 'b\\nc']), (3, ['d'])]
+    """
+    reader, begun = csv.reader(lines, strict=True), 1
+    try:
+        for cells in reader:
+            yield begun, cells
+            begun = reader.line_num + 1
+    except csv.Error as error:
+        raise UserError(f"{name}:{begun}: is no CSV ({error})") from None
 
 
 def _split_lines(chunks: Iterable[bytes], limit: int) -> Iterator[bytes]:
