@@ -82,3 +82,19 @@ def test_pretraining_goes_on_with_model_and_vocabulary_of_a_run(trained, capsys)
     config.init_from = f"{trained}/none"
     init_from.follow_init_from(config)
     assert config.model.hidden_size == 32
+
+
+def test_a_masked_lm_becomes_electras_discriminator(tmp_path):
+    def drawn(name, seed):
+        objective, _ = make_objective(name, CFG)
+        return jax.jit(objective.init)(jax.random.key(seed))
+
+    there, asked, said = drawn("mlm", 1), drawn("electra:generator=0.5", 2), []
+    saved = Checkpoints(tmp_path, 2, None)
+    meta = {"config": schema.base().to_dict(), "tokenizer": "t", "tokens": 0}
+    saved.save(1, {"params": there}, meta)
+    saved.close()
+    tokenizer = SimpleNamespace(identity="t")
+    taken = init_from.take(str(tmp_path), tokenizer, asked, said.append, {})
+    jax.tree.map(np.testing.assert_array_equal, taken, {"encoder": there["encoder"]})
+    assert any("the generator begins anew" in line for line in said)

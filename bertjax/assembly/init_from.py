@@ -2,7 +2,7 @@
 """init_from: parameters, architecture and vocabulary of another run or model."""
 
 import contextlib
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from ml_collections.config_dict import ConfigDict
@@ -138,6 +138,10 @@ def _differences(config: ConfigDict, path: Any) -> list[str] | None:
     return [f"{key}={theirs[key]}" for key in sorted(keys) if theirs[key] != ours[key]]
 
 
+def _has_generator(shapes: Iterable[str]) -> bool:
+    return any(path.startswith("generator/") for path in shapes)
+
+
 class SavedParams:
     """The parameters of a checkpoint, or their average, as an imported model's."""
 
@@ -199,9 +203,14 @@ def take(
     if fresh:
         say(f"init_from={path}: its labels are others, so their head begins anew")
     part = params_part(source)
+    whole = source if isinstance(source, hf_read.Imported) else SavedParams(source)
+    if "generator" in params and not _has_generator(whole.describe()):
+        # The head for masked tokens is the generator's, which is of another width.
+        say(
+            f"init_from={path}: it becomes the discriminator; the generator begins anew"
+        )
+        fresh = ("mlm/",)
     if layers:
-        is_imported = isinstance(source, hf_read.Imported)
-        whole = source if is_imported else SavedParams(source)
         shapes = {name: leaf.shape for name, leaf in leaves_of(params).items()}
         source = ChosenLayers(whole, layers, shapes)
     return warm_start(source, params, say, part, fresh, heads)
