@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bertjax import UserError, counted
+from bertjax import UserError, counted, registry
 from bertjax.assembly import command_line
 from bertjax.assembly import models as open_models
 from bertjax.config import cli
@@ -189,10 +189,8 @@ def write_table(args: Any) -> int:
     if not args.evaluate or not args.metric:
         raise UserError("--table needs --evaluate=FLAGS and --metric=NAME: see --help")
 
-    def split(text: str | None) -> list[str]:
-        return [part for part in (text or "").split(",") if part]
-
-    lists = split(args.method), split(args.sparsity), split(args.bits)
+    given = args.method, args.sparsity, args.bits, args.metric
+    *lists, metrics = (registry.split_list(text or "") for text in given)
     recipes = grid_table.make_grid(*lists, args.group_size, args.embeddings)
     if args.out is not None:
         from bertjax.assembly.save_model import check_target
@@ -200,7 +198,7 @@ def write_table(args: Any) -> int:
         check_target(args.out, f"--out={args.out}")
     compress = open_compressor(args, recipes)
     model = open_models.at_step(args.model, args.step)
-    how = args.evaluate, split(args.metric), args.out, cli.say, args.weights
+    how = args.evaluate, metrics, args.out, cli.say, args.weights
     for rows in grid_table.run_grid(model, recipes, compress, *how):
         table = "\n".join(grid_table.markdown(rows))  # what there is so far
         atomic.write_file(out, f"{table}\n", f"--table={args.table}")

@@ -26,6 +26,7 @@ from safetensors import SafetensorError, safe_open
 
 from bertjax import UserError
 from bertjax.compression.quantize import Quantized, dequantize
+from bertjax.interop.tensor_layout import unflatten
 
 FILE = "packed.safetensors"
 FORMAT = "bertjax-packed-1"
@@ -284,14 +285,10 @@ def read_packed(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
             for name in opened.keys():  # noqa: SIM118 (no dict)
                 leaf, _, part = name.rpartition(".")
                 parts.setdefault(leaf, []).append(part)
-            tree: dict[str, Any] = {}
+            leaves = {}
             for name, about in json.loads(metadata["leaves"]).items():
                 found = {p: opened.get_tensor(f"{name}.{p}") for p in parts[name]}
-                *above, last = name.split("/")
-                node = tree
-                for key in above:
-                    node = node.setdefault(key, {})
-                node[last] = restore(about["form"], about, found)
+                leaves[name] = restore(about["form"], about, found)
     except (OSError, SafetensorError) as e:
         raise UserError(f"{file} cannot be read: {' '.join(str(e).split())}") from None
-    return tree, json.loads(metadata["recipe"])
+    return unflatten(leaves.items()), json.loads(metadata["recipe"])

@@ -14,6 +14,7 @@ from bertjax.compression.compress_model import check_model, compress_model
 from bertjax.compression.methods import Recipe
 from bertjax.compression.packed import FILE, Form, write_packed
 from bertjax.interop.hf_read import Imported
+from bertjax.interop.tensor_layout import walk
 from bertjax.storage import directories
 
 COUNTS = "unigram.npy"  # of the training text, by which evaluations draw and compare
@@ -94,12 +95,6 @@ def read_counts(checkpoint: Any) -> bytes | None:
     return file.read_bytes() if file.exists() else None
 
 
-def flatten(tree: Mapping[str, Any], above: str = "") -> dict[str, np.ndarray]:
+def flatten(tree: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return the leaves of a tree by path, "encoder/embeddings/word", f32."""
-    leaves: dict[str, np.ndarray] = {}
-    for key, part in tree.items():
-        if isinstance(part, Mapping):
-            leaves |= flatten(part, f"{above}{key}/")
-        else:
-            leaves[f"{above}{key}"] = np.asarray(part, np.float32)
-    return leaves
+    return {path: np.asarray(leaf, np.float32) for path, leaf in walk(tree)}

@@ -14,6 +14,7 @@ from jax import export
 from jax.extend.core import Literal
 
 from bertjax import UserError
+from bertjax.parallel.sharding import path_name
 from bertjax.serving.onnx_graph import Graph, Value
 from bertjax.serving.onnx_primitives import UNKNOWN, lower
 
@@ -63,11 +64,6 @@ def convert(
         graph.add_output(name, graph.expand(value, var.aval.shape))
     check(graph)
     return graph
-
-
-def path_name(path: Any) -> str:
-    """Return the path of a leaf of a tree: "encoder/layers/0/mlp/up/kernel"."""
-    return "/".join(str(getattr(k, "key", getattr(k, "idx", k))) for k in path)
 
 
 def interpret(

@@ -18,6 +18,7 @@ from safetensors.numpy import load_file, save_file
 from bertjax.assembly.models import LoadedModel
 from bertjax.data.progress import Progress
 from bertjax.inference.fill_blanks import BLANKS as COUNT
+from bertjax.parallel.sharding import path_name
 from bertjax.serving.card import describe, write_card, write_own_tokenizer
 from bertjax.serving.differences import (
     COMPARED,
@@ -61,8 +62,7 @@ def write_stablehlo(
         served = served._replace(outputs=served.outputs[:1])
     params = served.unstacked()
     leaves, tree = jax.tree.flatten_with_path(params)
-    names = ["/".join(str(jax.tree_util.keystr((k,), simple=True)) for k in path)
-             for path, _ in leaves]  # fmt: skip
+    names = [path_name(path) for path, _ in leaves]
     weights = {
         n: np.ascontiguousarray(x) for n, (_, x) in zip(names, leaves, strict=True)
     }
