@@ -34,7 +34,7 @@ from bertjax.objectives.base import NO_TOKENIZER, Batch, Head, Labels, Sum
 from bertjax.objectives.entity_ranks import best_candidates, count_above
 from bertjax.objectives.losses import check_shapes
 from bertjax.objectives.metrics import accuracy
-from bertjax.objectives.task_head import row_weights
+from bertjax.objectives.task_head import weights_of
 from bertjax.objectives.token_head import PARAMS, sum_in_chunks
 
 
@@ -198,12 +198,10 @@ def make_candidate_head(
     i32 [B, S, F] where it is ranked. init makes the head's parameters, read what it
     reads, as read_hidden does.
     """
-    ids_name, weights_name = f"{name}_ids", f"{name}_weights"
+    ids_name = f"{name}_ids"
+    slot_weights = partial(weights_of, f"{name}_weights")
     if not 0 < gold <= 1:
         raise UserError(f"objective: {name}'s gold={gold} has to be above 0, at most 1")
-
-    def slot_weights(batch: Batch) -> jax.Array:
-        return batch[weights_name] * row_weights(batch)[:, None]
 
     def weights(batch: Batch) -> dict[str, jax.Array]:
         if ids_name not in batch:

@@ -8,6 +8,7 @@ the mean of p (`mean_p`, what its name says), or their sum (`sum_logp`), which l
 names lose. Of `task.pads` rows the padding behind them counts like pieces.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ from bertjax.models.flops import head_flops
 from bertjax.models.layers import Params
 from bertjax.objectives.base import Batch, Head, Labels, Sum
 from bertjax.objectives.entity_ranks import best_candidates, count_above
-from bertjax.objectives.task_head import row_weights
+from bertjax.objectives.task_head import weights_of
 from bertjax.objectives.token_head import PARAMS, score_tokens, sum_in_chunks
 
 SCORES = dict.fromkeys(("mean_logp", "mean_p", "sum_logp"))
@@ -70,9 +71,7 @@ def make_head(
     where nothing is ranked. Raises UserError for an unknown score.
     """
     registry.pick("objective: mlmlm's score", score, SCORES)
-
-    def slot_weights(batch: Batch) -> jax.Array:
-        return batch["mlm_weights"] * row_weights(batch)[:, None]
+    slot_weights = partial(weights_of, "mlm_weights")
 
     def weights(batch: Batch) -> dict[str, jax.Array]:
         if "mlm_ids" not in batch:

@@ -13,6 +13,7 @@ that what finds and what writes learn together.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -27,7 +28,7 @@ from bertjax.objectives import find_passages, seq2seq
 from bertjax.objectives.base import Batch, Labels, Objective, Sum, Term
 from bertjax.objectives.find_passages import Finder
 from bertjax.objectives.read import passage_log_probs
-from bertjax.objectives.task_head import row_weights
+from bertjax.objectives.task_head import weights_of
 from bertjax.objectives.token_head import log_likelihoods_in_chunks
 from bertjax.parallel.sharding import gather_params, gather_rows
 
@@ -124,10 +125,8 @@ def make_objective(
             )
         finder = Finder(passages, *candidates, cls, normalize)
     whole = seq2seq.of_decoder(cfg) if cfg.num_decoder_layers else seq2seq.of_rows(cfg)
+    own_weights = functools.partial(weights_of, "lm_weights")
     join = token_log_probs if marginal == "token" else sequence_log_probs
-
-    def own_weights(batch: Batch) -> jax.Array:
-        return batch["lm_weights"] * row_weights(batch)[:, None]
 
     def find(params: Params, batch: Batch, rng: Any = None) -> Batch:
         """Return rows with passages; params: gathered."""

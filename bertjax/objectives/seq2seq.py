@@ -23,7 +23,7 @@ from bertjax.objectives import denoise
 from bertjax.objectives.base import Batch, Labels, Objective, Term
 from bertjax.objectives.combine import combine
 from bertjax.objectives.metrics import nats_and_right
-from bertjax.objectives.task_head import row_weights
+from bertjax.objectives.task_head import weights_of
 from bertjax.objectives.token_head import make_token_head, score_tokens, sum_in_chunks
 from bertjax.parallel.sharding import gather_params, gather_rows
 
@@ -97,7 +97,7 @@ def of_decoder(cfg: EncoderConfig) -> Objective:
 def seen(batch: Batch) -> Batch:
     """Return a batch in which rows that fill it up weigh nothing."""
     name = f"{NAME}_weights"
-    return {**batch, name: batch[name] * row_weights(batch)[:, None]}
+    return {**batch, name: weights_of(name, batch)}
 
 
 def outputs(

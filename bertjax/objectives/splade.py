@@ -19,7 +19,7 @@ from bertjax.objectives import ranking
 from bertjax.objectives.base import EVERYWHERE, Batch, Head, Sum
 from bertjax.objectives.ranking import Ranking
 from bertjax.objectives.retrieve import product_scores
-from bertjax.objectives.task_head import row_weights
+from bertjax.objectives.task_head import weights_of
 from bertjax.objectives.token_head import PARAMS
 
 NAME = "splade"
@@ -68,7 +68,7 @@ def make_head(
         if not ranking.has_losses(batch):
             return {}
         found = losses.sums({NAME: product_scores(texts, temperature)}, batch)
-        is_text = batch["cls_weights"] * row_weights(batch)[:, None]
+        is_text = weights_of("cls_weights", batch)
         vocab = texts.shape[-1]
         for name, slots in (("query", slice(1)), ("passage", slice(1, None))):
             flat = texts[:, slots].reshape(-1, vocab), is_text[:, slots].reshape(-1)

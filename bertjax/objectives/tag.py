@@ -10,13 +10,13 @@ import jax.numpy as jnp
 
 from bertjax.objectives.base import Batch, Head, Sum
 from bertjax.objectives.losses import cross_entropy, kl_divergence
-from bertjax.objectives.task_head import arrays, make_task_head, row_weights
+from bertjax.objectives.task_head import arrays, make_task_head, weights_of
 from bertjax.objectives.teacher import Soft, Teacher
 
 
 def word_weights(batch: Batch) -> jax.Array:
     """Return 1 for each word with a label, f32 [B, L]."""
-    return batch["label_weights"] * row_weights(batch)[:, None]
+    return weights_of("label_weights", batch)
 
 
 def loss(logits: jax.Array, batch: Batch) -> Sum:

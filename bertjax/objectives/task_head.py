@@ -23,12 +23,15 @@ def row_weights(batch: Batch) -> jax.Array:
     return batch.get("example_weights", jnp.ones(rows, jnp.float32))
 
 
-def real_tokens(batch: Batch) -> jax.Array:
-    """Return 1 for each real token, [CLS] and [SEP] included, f32 [B, L].
+def weights_of(name: str, batch: Batch) -> jax.Array:
+    """Return an array of a batch [B, S] that weighs what is in rows, f32; rows that
+    fill up a last batch of an evaluation weigh 0."""
+    return batch[name].astype(jnp.float32) * row_weights(batch)[:, None]
 
-    Rows that fill up a last batch of an evaluation weigh 0.
-    """
-    return batch["attention_mask"].astype(jnp.float32) * row_weights(batch)[:, None]
+
+def real_tokens(batch: Batch) -> jax.Array:
+    """Return 1 for each real token, [CLS] and [SEP] included, f32 [B, L]."""
+    return weights_of("attention_mask", batch)
 
 
 def arrays(**axes_and_dtypes: tuple[str, Any]) -> Labels:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What rows of queries of a knowledge graph share, and their task types."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from bertjax.tasks import graphs, open_graph, triple_files
 from bertjax.tasks.graphs import HEAD, TAIL, Graph, Queries
 from bertjax.tasks.known_answers import KnownAnswers
-from bertjax.tasks.task_rows import Rows
+from bertjax.tasks.task_rows import Outputs, Rows
 from bertjax.tasks.task_type import TaskType
 
 # Makes the type of rows of triples, of make_rows and of what is another one's.
@@ -40,6 +41,8 @@ class TripleRows(Rows):
     labelled: bool
     known: KnownAnswers | None = field(default=None, kw_only=True)
 
+    answered = "entities"  # of the graph
+
     @property
     def graph(self) -> Graph:
         """Entities, relations and edges."""
@@ -52,6 +55,27 @@ class TripleRows(Rows):
     def known_answers(self) -> KnownAnswers:
         """Return what is known to be right."""
         return KnownAnswers(self.graph.known_triples, self.graph.width)
+
+    @cached_property
+    def known_width(self) -> int:
+        """F: as many answers as are known to a query, of rows that are scored."""
+        return self.known.most(self.queries)
+
+    def of_queries(self, outputs: Outputs, example: np.ndarray) -> Outputs:
+        """Return outputs of rows query by query: [queries, ...]."""
+        return outputs
+
+    def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
+        """Rank what is right: "greater", "equal" f32, by `of_queries`."""
+        found = self.of_queries(outputs, example)
+        counts = (np.asarray(found[name]) for name in ("greater", "equal"))
+        return graphs.ranking_scores(*counts, self.form.metrics)
+
+    def answers(self, outputs: Outputs, read: Sequence[Any]) -> Iterator[Any]:
+        """Yield {"entities": [{"name", "probability"}, ...]}, the likeliest first."""
+        found = self.of_queries(outputs, np.arange(self.n))
+        for pair in zip(found["top_ids"], found["top_probabilities"], strict=True):
+            yield graphs.answer_of(self.graph, *pair, self.answered)
 
 
 def ask_for_ends(triples: np.ndarray, labelled: bool) -> Queries:

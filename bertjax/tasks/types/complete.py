@@ -195,11 +195,6 @@ class Completions(TripleRows):
         tokens = np.where(found < 0, -1, FIRST + found)
         return tokens.reshape(*members.shape, -1).astype(np.int32)
 
-    @cached_property
-    def known_width(self) -> int:
-        """F: as many entities as are known to answer a query."""
-        return self.known.most(self.laid)
-
     def _sequences(
         self, members: np.ndarray, keys: Any, specials: Any
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -225,28 +220,16 @@ class Completions(TripleRows):
         """Return the queries of triples alone, with what is known."""
         return replace(self, paths=1, known=self.known_answers())
 
-    def _of_queries(self, outputs: Outputs, example: np.ndarray) -> dict[str, Any]:
+    def of_queries(self, outputs: Outputs, example: np.ndarray) -> Outputs:
         """Return outputs of rows, [n, S, ...], query by query: [queries, ...]."""
         real = self.members(example) >= 0
         return {name: np.asarray(found)[real] for name, found in outputs.items()}
 
-    def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
-        """Rank what is right: "greater", "equal" f32 [n, S]."""
-        found = self._of_queries(outputs, example)
-        counts = found["greater"], found["equal"]
-        return graphs.ranking_scores(*counts, self.form.metrics)
-
     def parts(self, outputs: Outputs, example: np.ndarray) -> dict[str, Any]:
         members = self.members(example)
         sides = self.laid.sides[members[members >= 0]]
-        found = self._of_queries(outputs, example)
+        found = self.of_queries(outputs, example)
         return {"sides": graphs.score_sides(found, sides, self.form.metrics)}
-
-    def answers(self, outputs: Outputs, read: Sequence[Any]) -> Iterator[Any]:
-        """Yield {"entities": [{"name", "probability"}, ...]}, the likeliest first."""
-        found = self._of_queries(outputs, np.arange(self.n))
-        for pair in zip(found["top_ids"], found["top_probabilities"], strict=True):
-            yield graphs.answer_of(self.graph, *pair)
 
     def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         """Yield each query of a row, and what is right."""

@@ -22,7 +22,7 @@ from ml_collections.config_dict import ConfigDict
 from bertjax import UserError, counted
 from bertjax.data import counter_rng
 from bertjax.data.tokenizers.tokenizer import Tokenizer
-from bertjax.tasks import graphs, open_graph
+from bertjax.tasks import open_graph
 from bertjax.tasks.graphs import HEAD, RELATION, TAIL, Queries
 from bertjax.tasks.tables import Say, silent
 from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs
@@ -45,6 +45,7 @@ class Subgraphs(TripleRows):
     planned: int = 0
 
     shortest = FRAME
+    answered = "relations"
 
     @property
     def candidates(self) -> Candidates:
@@ -134,11 +135,6 @@ class Subgraphs(TripleRows):
         kept = np.minimum(most, self.room)
         return FRAME + 3 * kept, np.zeros_like(kept)
 
-    @cached_property
-    def known_width(self) -> int:
-        """F: as many relations as are known to answer a query."""
-        return self.known.most(self.queries)
-
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
         """Make rows: input_ids, attention_mask, token_type_ids i32 [b, L], 0 of [CLS]
         and entities, 1 and 2 of an edge's two tokens; attention_edges i8 [b, L, L];
@@ -220,16 +216,9 @@ class Subgraphs(TripleRows):
         """Return the queries with one context each, and with what is known."""
         return replace(self, learns=False, known=self.known_answers())
 
-    def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
-        """Rank what is right: "greater", "equal" f32 [n, 1]."""
-        counts = (np.asarray(outputs[name])[:, 0] for name in ("greater", "equal"))
-        return graphs.ranking_scores(*counts, self.form.metrics)
-
-    def answers(self, outputs: Outputs, read: Sequence[Any]) -> Iterator[Any]:
-        """Yield {"relations": [{"name", "probability"}, ...]}, the likeliest first."""
-        pairs = zip(outputs["top_ids"], outputs["top_probabilities"], strict=True)
-        for ids, probabilities in pairs:
-            yield graphs.answer_of(self.graph, ids[0], probabilities[0], "relations")
+    def of_queries(self, outputs: Outputs, example: np.ndarray) -> Outputs:
+        """Return outputs of rows, [n, 1, ...], without the axis of a row's queries."""
+        return {name: np.asarray(found)[:, 0] for name, found in outputs.items()}
 
     def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         """Yield what is asked, what is right, and the edges around it."""

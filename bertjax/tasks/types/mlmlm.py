@@ -12,7 +12,7 @@ An entity is its name and, with task.descriptions, the text about it, which alon
 where a row is too long.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -129,32 +129,17 @@ class Spellings(TripleRows):
             batch["known_entities"] = self.known.others(queries, self.known_width)
         return batch
 
-    @cached_property
-    def known_width(self) -> int:
-        """F: as many entities as are known to answer a query."""
-        return self.known.most(self.queries)
-
     def for_scores(self) -> "Spellings":
         """Return the same queries, with what is known."""
         return replace(self, known=self.known_answers())
-
-    def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
-        """Rank what is right: "greater", "equal" f32 [n]."""
-        counts = (np.asarray(outputs[name]) for name in ("greater", "equal"))
-        return graphs.ranking_scores(*counts, self.form.metrics)
 
     def parts(self, outputs: Outputs, example: np.ndarray) -> dict[str, Any]:
         sides = self.queries.sides[example]
         return {"sides": graphs.score_sides(outputs, sides, self.form.metrics)}
 
-    def answers(self, outputs: Outputs, read: Sequence[Any]) -> Iterator[Any]:
-        """Yield {"entities": [{"name", "probability"}, ...]}, the likeliest first."""
-        for pair in zip(outputs["top_ids"], outputs["top_probabilities"], strict=True):
-            yield graphs.answer_of(self.graph, *pair)
-
     def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         """Yield what the model sees, and what is right."""
-        yield "text", decode(tokenizer, row["input_ids"][row["attention_mask"] > 0])
+        yield from super().tell(row, example, tokenizer)
         if self.labelled:
             yield "answer", decode(tokenizer, row["mlm_ids"][row["mlm_weights"] > 0])
 
