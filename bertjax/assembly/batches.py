@@ -2,7 +2,7 @@
 """From a config and prepared text to the batches of a run."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ from bertjax.data.token_store.cache import open_cache
 from bertjax.data.tokenizers.tokenizer import Tokenizer
 from bertjax.data.tokenizers.word_pairs import read_pairs, written_forms
 from bertjax.tasks import prepare_task as tasks
+from bertjax.tasks.tables import Say, silent
 
 
 class Run(NamedTuple):
@@ -56,7 +57,7 @@ def make_run(
     tables: Any,
     past: Sequence[phases.Phase] = (),
     at: int = 0,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = silent,
 ) -> Run:
     """Make the batch function of a run from its config and the stores of data.train.
 
@@ -132,7 +133,7 @@ def make_course(
     config: ConfigDict,
     tokenizer: Tokenizer,
     parts: Mapping[str, Any],
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = silent,
 ) -> batches.Course:
     """Make the batches of a config from its first step on, of the stores `parts`."""
     needs = {name: o.needs for name, o in resolve.objectives_of(config).items()}
@@ -148,7 +149,7 @@ def make_eval_batches(
     name: str,
     store: Any,
     tables: Any,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = silent,
 ) -> batches.Batches:
     """Make the batches of a validation store, the same for every run on this text:
     one length and mask rate in all phases, and rows whatever the seed."""
@@ -188,7 +189,7 @@ def make_tables(
     config: ConfigDict,
     tokenizer: Tokenizer,
     counts: np.ndarray | None,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = silent,
 ) -> Any:
     """Make what masking knows of the vocabulary and of the training text's counts [V].
 
@@ -236,7 +237,7 @@ def make_plans(
     rule: str | None,
     stores: Mapping[str, Any],
     length: int,
-    say: Callable[[str], None] = lambda text: None,
+    say: Say = silent,
     cache: Path | None = None,
     seed: int | None = None,
     slots: Sequence[int] | None = None,

@@ -28,7 +28,7 @@ from bertjax.objectives.make_objective import make_objective
 from bertjax.objectives.teacher import Teacher
 from bertjax.parallel.sharding import leaves_of
 from bertjax.tasks import prepare_task as tasks
-from bertjax.tasks.tables import Say
+from bertjax.tasks.tables import Say, silent
 from bertjax.tasks.task_type import find_task_type, get_task_type
 
 KEY = "teacher"  # of a config, of run.json and of what checkpoints say of themselves
@@ -82,7 +82,7 @@ def make_measured_objective(
     tokens, name = resolve.token_ids(config), name or config.objective
     alone = make_objective(name, cfg, tokens)
     if config.teacher:
-        teacher = as_teacher(open_teacher(config, lambda text: None), cfg)
+        teacher = as_teacher(open_teacher(config, silent), cfg)
     elif alone[0].needs_teacher:
         depth = 2 * cfg.num_hidden_layers
         teacher = Teacher(dataclasses.replace(cfg, num_hidden_layers=depth))

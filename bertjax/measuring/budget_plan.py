@@ -5,7 +5,7 @@ chosen that fits them best."""
 import re
 import runpy
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ml_collections.config_dict import ConfigDict
@@ -14,12 +14,13 @@ from bertjax import UserError
 from bertjax.assembly import command_line, resolve, validate
 from bertjax.config.arguments import find_config
 from bertjax.measuring.measurements import MEASURES
+from bertjax.measuring.synthetic_data import of_phase
+from bertjax.tasks.tables import Say
 
 SECONDS = 60.0  # of measuring, all sizes together, beside compilation
 # The chosen size is the largest that sees so many tokens a parameter of its layers. A
 # rule of thumb: sizes were not yet compared for the same time (docs/speedrun.md).
 TOKENS_A_PARAMETER = 5.0
-Say = Callable[[str], None]
 
 
 def read_sizes(file: str) -> list[str]:
@@ -76,11 +77,7 @@ def time_config(config: ConfigDict, seconds: float) -> dict[str, Any]:
     planned = resolve.wanted_phases(config)
     step, slots, facts = 0.0, 0.0, {}
     for phase, share in zip(planned, shares, strict=True):
-        alone = ConfigDict(config.to_dict())
-        alone.phases, alone.objective = "", phase.objective or config.objective
-        alone.batch_size, alone.data.length = phase.batch_size, phase.length
-        alone.data.mask_rate = phase.mask_rate
-        measured = MEASURES["step"](alone)
+        measured = MEASURES["step"](of_phase(config, phase))
         once = measured.run(2)["step"]
         steps = max(1, int(seconds * share / once))
         step += share * measured.run(steps)["step"]

@@ -3,7 +3,7 @@
 
 import importlib.util
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +22,8 @@ from bertjax.measuring.synthetic_data import Shape, expected_vocab_size, with_ro
 from bertjax.models.config import EncoderConfig
 from bertjax.models.flops import keys_seen
 from bertjax.parallel.chips import Chip
+from bertjax.tasks.tables import Say
 
-Say = Callable[[str], None]
 GIB = 2**30
 SEARCH_STEPS = 8  # batches that the search for the largest one compiles, at most
 MOST_TOKENS = 2**17  # a device at once, beyond which nobody looks for more rows

@@ -3,7 +3,7 @@
 
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -15,6 +15,7 @@ from bertjax.measuring import topologies
 from bertjax.measuring.estimates import estimate_config
 from bertjax.measuring.memory_analysis import PROGRAM_BYTES
 from bertjax.storage import atomic
+from bertjax.tasks.tables import Say
 
 # Config -> a slice on which it fits; tests/test_preflight.py compiles them.
 FITS = {
@@ -78,7 +79,6 @@ FLAGS = {
 }
 MULTISLICE = {"bert.py:base": "2xv5e:2x4"}
 SLICES = ("v5e:2x4", "v4:2x2x1", "v5p:2x2x1", "v6e:2x4", "tpu7x:2x2x1")
-Say = Callable[[str], None]
 
 
 def write(path: str, slices: str | None, quick: bool, say: Say) -> None:

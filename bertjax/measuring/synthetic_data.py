@@ -17,6 +17,7 @@ from bertjax.data.features.base import Features, Spec
 from bertjax.data.features.make_features import split_needs
 from bertjax.data.masking.vocab_tables import make_tables
 from bertjax.data.mixture import make_mixture
+from bertjax.data.phases import Wanted
 from bertjax.data.sequences.make_plan import limit_segments, make_plan
 from bertjax.tasks.task_type import find_task_type, with_options
 
@@ -37,8 +38,13 @@ def one_phase(config: ConfigDict) -> ConfigDict:
     """Return a config of one phase: the one with the longest rows, most of them."""
     if not config.phases:
         return config
+    phases = resolve.wanted_phases(config)
+    return of_phase(config, max(phases, key=lambda p: (p.length, p.batch_size)))
+
+
+def of_phase(config: ConfigDict, phase: Wanted) -> ConfigDict:
+    """Return a config of one of its phases alone."""
     one = config.copy_and_resolve_references()
-    phase = max(resolve.wanted_phases(config), key=lambda p: (p.length, p.batch_size))
     one.phases, one.objective = "", phase.objective or config.objective
     one.batch_size, one.data.length = phase.batch_size, phase.length
     one.data.mask_rate = phase.mask_rate

@@ -29,7 +29,6 @@ FLAGS = "--columns: QUERY", "--columns: POSITIVE", NEGATIVES  # of evaluate, for
 HEADER = {name: name for name in ("query-id", "corpus-id", "score")}
 ROLES = {"data.train": "train", "data.valid": "dev"}  # of what is scored, test
 TEXTS = "corpus.jsonl", "queries.jsonl"  # of a folder
-PACKED = ("", ".gz", ".zst")
 
 
 @dataclass
@@ -126,7 +125,7 @@ def locate(entry: str, key: str) -> str:
 
 def find_packed(path: str) -> str:
     """Return the file of that name, packed or not; "" where there is none."""
-    for ending in PACKED:
+    for ending in ("", *files.PACKS):
         with contextlib.suppress(OSError):
             files.stat(path + ending)
             return path + ending

@@ -180,7 +180,7 @@ def read_lines(path: str, flag: str) -> list[str]:
     try:
         if path == "-":
             content = sys.stdin.buffer.read()
-        elif file.is_file() and path.lower().endswith((".gz", ".zst")):
+        elif file.is_file() and files.part_name(path)[1]:
             content = b"".join(files.unpacked(str(file)))
         else:
             content = file.read_bytes()

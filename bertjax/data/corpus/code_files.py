@@ -22,8 +22,7 @@ def language_of(path: str) -> str:
     >>> language_of("src/Main.java.gz"), language_of("a.tsx"), language_of("a.py")
     ('java', 'tsx', '')
     """
-    name = path.lower().removesuffix(".gz").removesuffix(".zst")
-    return SUFFIXES.get(PurePath(name).suffix, "")
+    return SUFFIXES.get(PurePath(files.part_name(path)[0]).suffix, "")
 
 
 def make_document(

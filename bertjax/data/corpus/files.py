@@ -22,6 +22,8 @@ from bertjax import UserError, registry
 from bertjax.storage.atomic import write_file
 
 CHUNK = 1 << 20  # bytes a read
+# How the names of packed files end, and how the files begin.
+PACKS = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
 HASHES = "fingerprints.json"  # in the cache
 SAVED = 10.0  # seconds between savings of the hashes of many files
 PIPE = "a pipe"
@@ -155,18 +157,29 @@ def find(pattern: str) -> list[str]:
         return sorted(os.fspath(p) for p in matches if not p.is_dir())
 
 
+def part_name(path: str) -> tuple[str, str]:
+    """Return a file's name in small letters, and how it says that it is packed.
+
+    >>> part_name("A.tsv.gz"), part_name("b.txt")
+    (('a.tsv', '.gz'), ('b.txt', ''))
+    """
+    name = path.lower()
+    pack = next(filter(name.endswith, PACKS), "")
+    return name.removesuffix(pack), pack
+
+
 def unpacked(path: str, size: int = 0) -> Iterator[bytes]:
     """Yield a file's bytes, unpacked as it is named, about `size` (CHUNK) at a time.
 
     Raises UserError where it cannot be read or is damaged.
     """
-    name = path.lower()
+    _, pack = part_name(path)
     with reading(path), open_file(path) as raw:
-        if name.endswith(".zst"):
+        if pack == ".zst":
             yield from _zstd_chunks(path, raw)
             return
         try:
-            with gzip.GzipFile(fileobj=raw) if name.endswith(".gz") else raw as file:
+            with gzip.GzipFile(fileobj=raw) if pack == ".gz" else raw as file:
                 while chunk := file.read(size or CHUNK):
                     yield chunk
         except (EOFError, zlib.error, gzip.BadGzipFile) as err:
@@ -205,7 +218,6 @@ FOREIGN = {
     rb"(?s:.{257})ustar(\0|  \0)": "a tar archive",
 }
 HEAD = 512  # bytes that are looked at
-PACKED = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
 
 
 def read_head(path: str, key: str) -> bytes:
@@ -215,8 +227,8 @@ def read_head(path: str, key: str) -> bytes:
     """
     with reading(path), open_file(path) as raw:
         head = raw.read(HEAD)
-    if suffix := PACKED.get(head[:2]) or PACKED.get(head[:4]):
-        if not path.lower().endswith(suffix):
+    if suffix := next((p for p, b in PACKS.items() if head.startswith(b)), ""):
+        if part_name(path)[1] != suffix:
             raise UserError(
                 f"{key}={path}: compressed text has to be named *{suffix} here"
             )

@@ -59,13 +59,12 @@ class FileSource(Source):
     @property
     def pack(self) -> str:
         """How the file is compressed: ".gz", ".zst" or ""."""
-        return next((p for p in (".gz", ".zst") if self.path.lower().endswith(p)), "")
+        return files.part_name(self.path)[1]
 
     @property
     def is_json(self) -> bool:
         """Whether each line is a record."""
-        path = self.path.lower().removesuffix(self.pack)
-        return path.endswith((".jsonl", ".ndjson", ".json"))
+        return files.part_name(self.path)[0].endswith((".jsonl", ".ndjson", ".json"))
 
     @property
     def _make(self) -> Callable[..., Document]:

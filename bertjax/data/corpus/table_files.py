@@ -17,19 +17,13 @@ from bertjax.data.corpus.documents import (
 from bertjax.data.corpus.line_repair import Counts
 
 ENDS = (".csv", ".tsv")
-PACKS = (".gz", ".zst")
 # Characters of a cell: a whole book may stand in one, as in a record of JSON.
 csv.field_size_limit(2**31 - 1)
 
 
 def is_table(path: str) -> bool:
     """Whether a file's name says that it holds a table."""
-    return _bare(path).endswith(ENDS)
-
-
-def _bare(path: str) -> str:
-    path = path.lower()
-    return next((path.removesuffix(p) for p in PACKS if path.endswith(p)), path)
+    return files.part_name(path)[0].endswith(ENDS)
 
 
 @dataclass
@@ -42,11 +36,11 @@ class TableSource(Source):
 
     def fingerprint(self, cache_dir: str, say: Callable[[str], None] = print) -> str:
         digest, self.seen = files.file_hash(self.name, cache_dir)
-        return f"{_bare(self.name)[-3:]}{self.fields.suffix()}:{digest}"
+        return f"{files.part_name(self.name)[0][-3:]}{self.fields.suffix()}:{digest}"
 
     def text_bytes(self) -> int | None:
         """Return the file's size, unless it is packed."""
-        if self.name.lower().endswith(PACKS):
+        if files.part_name(self.name)[1]:
             return None
         try:
             return files.stat(self.name)[0]
@@ -96,7 +90,7 @@ class TableSource(Source):
                 yield line.decode("utf-8", "surrogateescape")
 
         rows: Iterator[tuple[int, list[str]]]
-        if _bare(self.name).endswith(".csv"):
+        if files.part_name(self.name)[0].endswith(".csv"):
             rows = csv_rows(lines(), self.name)
         else:
             cells_of = (line.rstrip("\r\n").split("\t") for line in lines())
