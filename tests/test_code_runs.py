@@ -3,13 +3,12 @@
 
 import json
 import random
-import shutil
 
 import pytest
-from conftest import read_rows, refused, succeeded, timeless, train_losses
+from conftest import read_rows, refused, succeeded, train_losses
+from resuming import check_resuming
 
 from bertjax.assembly import command_line, resolve
-from bertjax.checkpoints import manifest
 
 TYPES = {"count": "int", "total": "int", "name": "String", "items": "List"}
 
@@ -80,12 +79,7 @@ def test_it_learns_in_two_phases_and_resumes_bit_for_bit(
         assert 0 <= one <= five <= 1
         assert five == scores[f"eval/valid/{what}_top5_known"]  # bytes are all known
     assert 0 < scores["eval/valid/type_accuracy"] <= 1
-    parts = tmp_path / "parts"
-    shutil.copytree(trained, parts)
-    shutil.rmtree(parts / "checkpoints" / str(manifest.steps(parts)[-1]))
-    resumed = succeeded(command("train", *flags, f"--workdir={parts}"))
-    assert "resuming after step 20" in resumed.stderr
-    assert timeless(read_rows(parts)) == timeless(rows)
+    check_resuming(command, flags, trained, tmp_path / "parts")
 
 
 def test_completions(trained, command):

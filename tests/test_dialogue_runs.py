@@ -3,16 +3,15 @@
 
 import json
 import random
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import read_rows, refused, succeeded, timeless, train_losses
+from conftest import read_rows, refused, succeeded, train_losses
+from resuming import check_resuming
 
 import bertjax
 from bertjax import UserError, generate, show
-from bertjax.checkpoints import manifest
 from bertjax.generation import dialogues
 from bertjax.serving.served_model import make_served
 
@@ -68,12 +67,7 @@ def test_a_run_learns_and_its_answers_are_scored(workdir, command):
 
 @pytest.mark.slow
 def test_a_run_resumes_bit_for_bit(workdir, flags, command, tmp_path):
-    parts = tmp_path / "parts"
-    shutil.copytree(workdir, parts)
-    shutil.rmtree(parts / "checkpoints" / str(manifest.steps(workdir)[-1]))
-    resumed = succeeded(command("train", *flags, f"--workdir={parts}"))
-    assert "resuming after step 8" in resumed.stderr
-    assert timeless(read_rows(parts)) == timeless(read_rows(workdir))
+    check_resuming(command, flags, workdir, tmp_path / "parts")
 
 
 def test_rows_are_shown_with_their_roles(flags, capsys):

@@ -4,12 +4,12 @@
 import csv
 import json
 import os
-import shutil
 
 import jax
 import numpy as np
 import pytest
-from conftest import read_rows, refused, succeeded, timeless
+from conftest import read_rows, refused, succeeded
+from resuming import check_resuming
 
 from bertjax import UserError, convert, evaluate, predict, train
 from bertjax.checkpoints.manager import restore_params
@@ -94,13 +94,7 @@ def test_every_parameter_changes(finetuned):
 
 
 def test_resuming_is_exact(command, wanted, finetuned, tmp_path):
-    again = tmp_path / "again"
-    shutil.copytree(finetuned, again)
-    shutil.rmtree(again / "checkpoints/40")
-    succeeded(command("train", *wanted, f"--workdir={again}"))
-    assert timeless(read_rows(again)) == timeless(read_rows(finetuned))
-    one, two = (restore_params(w / "checkpoints/40") for w in (again, finetuned))
-    jax.tree.map(np.testing.assert_array_equal, one, two)
+    check_resuming(command, wanted, finetuned, tmp_path / "again")
 
 
 def answers(command, model, *arguments):

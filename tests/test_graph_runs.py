@@ -2,11 +2,10 @@
 """Knowledge graphs by the commands: trained, resumed, asked, scored, refused."""
 
 import json
-import shutil
 
-import numpy as np
 import pytest
-from conftest import read_rows, refused, succeeded, timeless
+from conftest import read_rows, refused, succeeded
+from resuming import check_resuming
 
 from bertjax import UserError, embed, evaluate, predict, show
 
@@ -60,18 +59,7 @@ def completer(command, graph, tmp_path_factory):
 
 
 def test_it_resumes_bit_for_bit(command, graph, completer, tmp_path):
-    parts = tmp_path / "parts"
-    shutil.copytree(completer, parts)
-    shutil.rmtree(parts / "checkpoints/12")
-    done = succeeded(command("train", *arguments(graph), f"--workdir={parts}"))
-    assert "resuming after step 6" in done.stderr
-    assert timeless(read_rows(parts)) == timeless(read_rows(completer))
-    from bertjax.checkpoints.manager import restore_params
-
-    one, other = (restore_params(w / "checkpoints/12") for w in (completer, parts))
-    import jax
-
-    jax.tree.map(np.testing.assert_array_equal, one, other)
+    check_resuming(command, arguments(graph), completer, tmp_path / "parts")
 
 
 def test_evaluate_gives_what_the_run_did(completer, capsys):

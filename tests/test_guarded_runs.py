@@ -5,14 +5,13 @@ import json
 import os
 import shutil
 
-import jax
 import pytest
 from conftest import read_rows, refused, succeeded, timeless
+from resuming import parameters
 from test_hosts import launch
 
 from bertjax.assembly import batches, command_line, prepared_text
 from bertjax.checkpoints import manifest
-from bertjax.checkpoints.manager import restore_params
 
 BAD = (1, 6, 7, 8)  # of the run's batches; steps 2, 7, 8 and 9
 POISON = """
@@ -66,11 +65,6 @@ def whole(command, poisoned, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("guarded") / "run"
     given, env = poisoned
     return workdir, succeeded(command("train", *given, f"--workdir={workdir}", env=env))
-
-
-def parameters(workdir, part="params"):
-    folder = manifest.resolve(workdir)[1]
-    return [x.tobytes() for x in jax.tree.leaves(restore_params(folder, part=part))]
 
 
 def cut(workdir, target, step):

@@ -2,10 +2,10 @@
 """Runs whose length, batch size and mask rate change, planned or in mid-run."""
 
 import json
-import shutil
 
 import pytest
 from conftest import read_rows, refused, succeeded, timeless
+from resuming import check_resuming, without_last
 from test_hosts import NO_DROPOUT
 
 from bertjax.checkpoints import manifest
@@ -24,14 +24,8 @@ def test_a_run_with_phases_resumes_exactly(command, arguments, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     begun = succeeded(command("train", *planned, f"--workdir={whole}"))
     assert begun.stderr.count("rows change from") == 2
-    shutil.copytree(whole, parts)
-    for checkpoint in (parts / "checkpoints").iterdir():
-        if int(checkpoint.name) > 8:
-            shutil.rmtree(checkpoint)
-    resumed = succeeded(command("train", *planned, f"--workdir={parts}"))
-    assert "resuming after step 8" in resumed.stderr
-    assert "rows change from" not in resumed.stderr  # said when the run began
-    assert timeless(read_rows(parts)) == timeless(read_rows(whole))
+    said = check_resuming(command, planned, whole, parts)
+    assert "rows change from" not in said  # said when the run began
     assert facts(parts)["phases"] == facts(whole)["phases"]
     assert [p["start"] for p in facts(whole)["phases"]] == [0, 5, 9]
     (rows,) = (r for r in read_rows(whole) if r["step"] == 12 and "train/loss" in r)
@@ -43,14 +37,9 @@ def test_a_run_whose_objective_changes_resumes_exactly(command, arguments, tmp_p
     planned = [*arguments, "--config.data.plan=full_sentences"]
     planned += ["--config.objective=mlm", "--config.phases=steps=6 objective=clm;"]
     planned += [*NO_DROPOUT, "--config.model.num_hidden_layers=1"]  # compiles faster
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    whole = tmp_path / "whole"
     succeeded(command("train", *planned, f"--workdir={whole}"))
-    shutil.copytree(whole, parts)
-    last = manifest.steps(whole)[-1]
-    shutil.rmtree(parts / "checkpoints" / str(last))
-    resumed = succeeded(command("train", *planned, f"--workdir={parts}"))
-    assert "resuming after step 8" in resumed.stderr
-    assert timeless(read_rows(parts)) == timeless(read_rows(whole))
+    check_resuming(command, planned, whole, tmp_path / "parts")
     trained = {r["step"]: r.keys() for r in read_rows(whole) if "train/loss" in r}
     for step, keys in trained.items():
         name = "clm" if step <= 6 else "mlm"
@@ -64,11 +53,7 @@ def test_another_batch_size_in_mid_run_appends_a_phase(
     command, arguments, trained, tmp_path
 ):
     """The cursor goes on in examples: no row is skipped, none comes twice."""
-    workdir = tmp_path / "run"
-    shutil.copytree(trained, workdir)
-    for checkpoint in (workdir / "checkpoints").iterdir():
-        if int(checkpoint.name) > 8:
-            shutil.rmtree(checkpoint)
+    workdir = without_last(trained, tmp_path / "run")
     bigger = [*arguments, "--config.batch_size=16", f"--workdir={workdir}"]
     refused(command("train", *bigger), "batch_size: 8 -> 16", "--allow_config_change")
     succeeded(command("train", *bigger, "--allow_config_change"))

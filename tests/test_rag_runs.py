@@ -2,12 +2,10 @@
 """RAG by the commands: passages found, targets learnt of them, texts with sources."""
 
 import json
-import shutil
 
-import jax
-import numpy as np
 import pytest
-from conftest import read_rows, succeeded, timeless
+from conftest import read_rows, succeeded
+from resuming import check_resuming, without_last
 
 from bertjax import UserError, embed, evaluate, generate, predict, train
 from bertjax.checkpoints.manager import restore_params
@@ -108,13 +106,7 @@ def test_texts_have_sources(generator, folder, trained, capsys):
 
 
 def test_resuming_is_exact(command, wanted, generator, tmp_path):
-    again = tmp_path / "again"
-    shutil.copytree(generator, again)
-    shutil.rmtree(again / "checkpoints/60")
-    succeeded(command("train", *wanted, f"--workdir={again}"))
-    assert timeless(read_rows(again)) == timeless(read_rows(generator))
-    one, two = (restore_params(run / "checkpoints/60") for run in (generator, again))
-    jax.tree.map(np.testing.assert_array_equal, one, two)
+    check_resuming(command, wanted, generator, tmp_path / "again")
 
 
 @pytest.mark.parametrize(
@@ -164,20 +156,13 @@ def test_it_learns_by_what_its_steps_find(searching):
 
 
 def test_resuming_a_searching_run_is_exact(command, searches, searching, tmp_path):
-    again = tmp_path / "again"
-    shutil.copytree(searching, again)
-    shutil.rmtree(again / "checkpoints/60")
-    succeeded(command("train", *searches, f"--workdir={again}"))
-    assert timeless(read_rows(again)) == timeless(read_rows(searching))
-    one, two = (restore_params(run / "checkpoints/60") for run in (searching, again))
-    jax.tree.map(np.testing.assert_array_equal, one, two)
-    assert "tables" not in one  # no checkpoint holds them
+    check_resuming(command, searches, searching, tmp_path / "again")
+    # No checkpoint holds them.
+    assert "tables" not in restore_params(searching / "checkpoints/60")
 
 
 def test_another_index_is_another_run(searches, searching, folder, tmp_path):
-    again = tmp_path / "again"
-    shutil.copytree(searching, again)
-    shutil.rmtree(again / "checkpoints/60")
+    again = without_last(searching, tmp_path / "again")
     given = [*searches, f"--config.task.index={folder}/two", f"--workdir={again}"]
     with pytest.raises(UserError, match=r"task.index: .*/one -> .*/two"):
         train.main(given)

@@ -4,13 +4,12 @@
 import json
 import shutil
 
-import jax
 import numpy as np
 import pytest
-from conftest import read_rows, succeeded, timeless
+from conftest import read_rows, succeeded
+from resuming import check_resuming
 
 from bertjax import UserError, convert, embed, evaluate, predict, train
-from bertjax.checkpoints.manager import restore_params
 from bertjax.tasks import passage_index
 
 THINGS = ["import", "string", "number", "object", "method", "module", "class", "list"]
@@ -143,13 +142,7 @@ def test_another_index_gives_other_answers(reader, folder):
 
 
 def test_resuming_is_exact(command, wanted, reader, folder, tmp_path):
-    again = tmp_path / "again"
-    shutil.copytree(reader, again)
-    shutil.rmtree(again / "checkpoints/60")
-    succeeded(command("train", *wanted, f"--workdir={again}"))
-    assert timeless(read_rows(again)) == timeless(read_rows(reader))
-    one, two = (restore_params(run / "checkpoints/60") for run in (reader, again))
-    jax.tree.map(np.testing.assert_array_equal, one, two)
+    check_resuming(command, wanted, reader, tmp_path / "again")
 
 
 def test_a_run_goes_on_with_its_own_index(wanted, reader, folder, tmp_path):

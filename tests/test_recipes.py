@@ -4,14 +4,13 @@
 import functools
 import json
 import re
-import shutil
 
 import numpy as np
 import pytest
-from conftest import ROOT, read_rows, refused, succeeded, timeless, train_losses
+from conftest import ROOT, read_rows, refused, succeeded, train_losses
+from resuming import check_resuming
 
 from bertjax.assembly import command_line, resolve
-from bertjax.checkpoints import manifest
 from bertjax.data.masking.masker import read_masker
 
 PAGE = ROOT / "docs/add_an_objective.md"
@@ -88,13 +87,8 @@ def test_a_recipe_trains_resumes_and_evaluates(
 ):
     """A run that lost what came after step 8 ends as one that did not."""
     given = with_config(arguments, f"{name}.py:smoke")
-    whole, parts = runs(name), tmp_path / "parts"
-    shutil.copytree(whole, parts)
-    shutil.rmtree(parts / "checkpoints/12")
-    done = succeeded(command("train", *given, f"--workdir={parts}"))
-    assert "resuming after step 8" in done.stderr
-    assert timeless(read_rows(parts)) == timeless(read_rows(whole))
-    assert parameters(whole) == parameters(parts)
+    whole = runs(name)
+    check_resuming(command, given, whole, tmp_path / "parts")
     losses = train_losses(whole)
     assert losses[-1] < losses[0]
     scored = succeeded(command("evaluate", f"--workdir={whole}", "--json"))
@@ -156,17 +150,6 @@ def test_both_models_of_electra(command, runs, tmp_path):
         command("fill_mask", f"--model={made / 'discriminator'}", "A [MASK]."),
         "no masked-LM head",
     )
-
-
-def parameters(workdir):
-    """Return the parameters of the newest checkpoint by their bytes."""
-    import jax
-
-    from bertjax.checkpoints.manager import restore_params
-
-    params = restore_params(manifest.resolve(workdir)[1])
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return {jax.tree_util.keystr(path): leaf.tobytes() for path, leaf in leaves}
 
 
 @pytest.mark.slow

@@ -2,12 +2,12 @@
 """Texts and regions by the commands: trained, resumed, scored and answered."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
-from conftest import read_rows, refused, succeeded, timeless
+from conftest import read_rows, refused, succeeded
 from region_data import WORDS, make_rows, write, write_image
+from resuming import check_resuming
 
 from bertjax import evaluate, predict, show
 
@@ -50,11 +50,7 @@ def test_it_trains_and_resumes(trained_on_regions, command, wanted, tmp_path):
     names = {name.rpartition("/")[2] for name in scores[1]}
     assert {"mlm_accuracy", "region_feature_loss", "region_class_loss"} <= names
     assert {"alignment_accuracy", "number_accuracy", "number_words"} <= names
-    again = tmp_path / "run"
-    shutil.copytree(trained_on_regions, again)
-    shutil.rmtree(again / "checkpoints/6")
-    succeeded(command("train", *wanted, f"--workdir={again}"))
-    assert timeless(read_rows(again)) == timeless(rows)
+    check_resuming(command, wanted, trained_on_regions, tmp_path / "run")
 
 
 def test_it_is_scored_as_in_training_and_answers(trained_on_regions, capsys):

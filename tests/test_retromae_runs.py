@@ -2,15 +2,13 @@
 """RetroMAE by the commands: a run resumes, and is an ordinary encoder afterwards."""
 
 import json
-import shutil
 
-import jax
 import numpy as np
 import pytest
-from conftest import read_rows, succeeded, timeless, train_losses
+from conftest import read_rows, succeeded, train_losses
+from resuming import check_resuming
 
 from bertjax import convert, embed, show, train
-from bertjax.checkpoints.manager import restore_params
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +30,7 @@ def test_it_trains_and_resumes(command, wanted, run, tmp_path):
     last = read_rows(run)[-1]
     for name in ("mlm", "retromae"):
         assert {f"eval/valid/{name}_{x}" for x in ("loss", "accuracy")} <= last.keys()
-    again = tmp_path / "again"
-    shutil.copytree(run, again)
-    shutil.rmtree(again / "checkpoints/12")
-    succeeded(command("train", *wanted, f"--workdir={again}"))
-    assert timeless(read_rows(again)) == timeless(read_rows(run))
-    one, two = (restore_params(w / "checkpoints/12") for w in (run, again))
-    jax.tree.map(np.testing.assert_array_equal, one, two)
+    check_resuming(command, wanted, run, tmp_path / "again")
 
 
 def test_what_it_leaves_is_an_encoder(run, tmp_path, capsys):
