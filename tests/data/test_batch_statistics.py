@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from host_half import make_half
+from made_up import fake_tokenizer
 
 from bertjax.data.batch_statistics import Statistics
 from bertjax.data.batches import Inspected
@@ -20,11 +21,12 @@ from bertjax.data.rendering import (
 )
 
 PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] the cat ##ch <b> sat".split()  # noqa: SIM905
-TOKENIZER = SimpleNamespace(
-    vocab_size=10, pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4, pieces=PIECES,
-    special_ids=np.arange(5), kind="wordpiece", replacement_ids=np.arange(5, 10),
+TOKENIZER = fake_tokenizer(
+    10,
+    pieces=PIECES,
+    kind="wordpiece",
     word_starts=np.array([not p.startswith("##") for p in PIECES]),
-)  # fmt: skip
+)
 
 
 def inspected(packed=False):

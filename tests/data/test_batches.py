@@ -12,6 +12,7 @@ import pytest
 from host_half import make_half
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_up import fake_store, fake_tokenizer
 
 from bertjax import UserError
 from bertjax.data import loader as engines
@@ -23,32 +24,17 @@ from bertjax.data.mixture import make_mixture
 from bertjax.data.sequences.make_plan import make_plan
 
 V = 300
-TOKENIZER = SimpleNamespace(
-    vocab_size=V, pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4,
-    special_ids=np.arange(5), replacement_ids=np.arange(5, V, dtype=np.int32),
-    word_starts=np.arange(V) % 3 > 0,
-)  # fmt: skip
+TOKENIZER = fake_tokenizer(V, word_starts=np.arange(V) % 3 > 0)
 TABLES = make_tables(TOKENIZER)
 needs_tf = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="tensorflow is not installed"
 )
 
 
-def corpus(sentences, documents, seed=0):
-    """Make a store of made-up text without a random generator of a library."""
-    number = np.arange(sentences, dtype=np.int64) + seed
-    offsets = np.cumsum(np.append(0, number * 7919 % 23 + 2))
-    tokens = (np.arange(offsets[-1], dtype=np.int64) * 48271 % 2147483647) % (V - 5) + 5
-    starts = np.arange(documents) * sentences // documents
-    return SimpleNamespace(
-        tokens=tokens.astype(np.uint16), sentences=offsets,
-        documents=np.append(starts, sentences),
-    )  # fmt: skip
-
-
 def batches(kind="pairs", preset="bert", B=8, seed=11, store=None, length=32, **how):
     rule = "nsp" if kind == "pairs" else None
-    plan = make_plan(store or corpus(400, 23), kind, length, 5, pair_rule=rule)
+    store = store or fake_store(400, 23, size=V)
+    plan = make_plan(store, kind, length, 5, pair_rule=rule)
     needs = frozenset({"mlm", rule} - {None})
     features = make_half(needs, TOKENIZER, length, masking=preset, **how)
     mixture = make_mixture({"train": plan.n})
@@ -118,7 +104,7 @@ def test_an_epoch_shows_each_example_once_in_an_order_of_its_own(B):
 
 
 def test_draws_change_with_the_epoch_and_the_seed():
-    b = batches(store=corpus(3, 1), B=1)
+    b = batches(store=fake_store(3, 1, size=V), B=1)
     hashes = {batch_sha256(b.batch(s)) for s in range(40 * b.n)}
     assert len(hashes) > 30
     assert not same(b.batch(0), batches(B=1, seed=12).batch(0))
@@ -127,7 +113,7 @@ def test_draws_change_with_the_epoch_and_the_seed():
 @pytest.mark.parametrize("sizes", [(1, 1), (2, 1), (5, 5)])
 @pytest.mark.parametrize("kind", ["pairs", "full_sentences", "doc_sentences"])
 def test_fewer_sequences_than_a_batch_work(kind, sizes):
-    b = batches(kind, store=corpus(*sizes), B=64)
+    b = batches(kind, store=fake_store(*sizes, size=V), B=64)
     assert b.n < 64
     batch = b.batch(3)
     assert batch["mlm_weights"].any(axis=1).all()
@@ -182,7 +168,7 @@ def test_slots_are_those_of_the_arrays(kind):
 
 
 def test_ids_beyond_the_vocabulary_are_refused():
-    store = corpus(40, 2)
+    store = fake_store(40, 2, size=V)
     counts = np.bincount(store.tokens, minlength=V + 9)
     counts[V + 3] = 1
     with pytest.raises(UserError, match="holds id 303"):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from conftest import train_steps
 from host_half import make_half
+from made_up import fake_tokenizer
 
 from bertjax.data.batches import Batches
 from bertjax.data.features.base import GatheredRows
@@ -22,11 +23,7 @@ from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel.mesh import make_mesh
 
 V, L, TARGET = 60, 32, 10
-TOKENIZER = SimpleNamespace(
-    vocab_size=V, pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4, has_mask=True,
-    special_ids=np.arange(5), replacement_ids=np.arange(5, V), sentinel_ids=np.zeros(0),
-    word_starts=np.ones(V, bool), sentence_ends=np.zeros(V, bool), files={},
-)  # fmt: skip
+TOKENIZER = fake_tokenizer(V, sentinel_ids=np.zeros(0), files={})
 CFG = EncoderConfig(
     vocab_size=V, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, unroll=1,
     intermediate_size=24, max_position_embeddings=L + TARGET, type_vocab_size=3,

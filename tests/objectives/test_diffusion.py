@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from host_half import make_half
+from made_up import fake_tokenizer
 
 from bertjax.data import counter_rng
 from bertjax.data.features.base import GatheredRows
@@ -35,11 +36,7 @@ CFG = EncoderConfig(
     initializer_range=0.6,  # far from uniform guesses
     pooler=False,
 )
-TOKENIZER = SimpleNamespace(
-    vocab_size=V, pad_id=0, unk_id=1, cls_id=CLS, sep_id=SEP, mask_id=MASK,
-    special_ids=np.arange(5), replacement_ids=np.arange(5, V, dtype=np.int32),
-    word_starts=np.ones(V, bool),
-)  # fmt: skip
+TOKENIZER = fake_tokenizer(V)
 
 
 def make(options="", length=8, **keys):

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from made_up import fake_tokenizer
 
 from bertjax import UserError
 from bertjax.data.masking.masker import mask_tokens
@@ -35,11 +36,7 @@ CFG = EncoderConfig(
     hidden_dropout_prob=0.0,
     attention_probs_dropout_prob=0.0,
 )
-TOKENIZER = SimpleNamespace(
-    vocab_size=V, pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4,
-    special_ids=np.arange(5), replacement_ids=np.arange(5, V, dtype=np.int32),
-    word_starts=np.ones(V, bool),
-)  # fmt: skip
+TOKENIZER = fake_tokenizer(V)
 
 
 def make_batch(seed=0):

@@ -2,13 +2,13 @@
 """What every host half promises, shipped ones and one from outside the package."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from host_half import make_half
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_up import fake_store, fake_tokenizer
 
 from bertjax import UserError
 from bertjax.data.batches import Batches, batch_sha256
@@ -21,12 +21,14 @@ from bertjax.registry import names
 
 V = 300
 SENTINELS = np.arange(V, V + 20)
-TOKENIZER = SimpleNamespace(
-    vocab_size=V + 20, pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4,
-    special_ids=np.append(np.arange(5), SENTINELS), sentinel_ids=SENTINELS[::-1],
+TOKENIZER = fake_tokenizer(
+    V + 20,
+    special_ids=np.append(np.arange(5), SENTINELS),
+    sentinel_ids=SENTINELS[::-1],
     replacement_ids=np.arange(5, V, dtype=np.int32),
-    word_starts=np.arange(V + 20) % 3 > 0, sentence_ends=np.arange(V + 20) % 9 == 8,
-)  # fmt: skip
+    word_starts=np.arange(V + 20) % 3 > 0,
+    sentence_ends=np.arange(V + 20) % 9 == 8,
+)
 TABLES = make_tables(TOKENIZER)
 B, L = 16, 32
 SHIPPED = [n for n in names("bertjax.data.features") if n not in SUPPORT]
@@ -35,20 +37,9 @@ HALVES += ["diffusion:schedule=cosine", "diffusion:block=4", "diffusion*1+clm*1"
 HALVES += ["spans:density=0.15/0.5/0.25,mean=3/8/99"]
 
 
-def corpus(sentences, documents):
-    number = np.arange(sentences, dtype=np.int64)
-    offsets = np.cumsum(np.append(0, number * 7919 % 23 + 2))
-    tokens = (np.arange(offsets[-1], dtype=np.int64) * 48271 % 2147483647) % (V - 5) + 5
-    starts = np.arange(documents) * sentences // documents
-    return SimpleNamespace(
-        tokens=tokens.astype(np.uint16), sentences=offsets,
-        documents=np.append(starts, sentences),
-    )  # fmt: skip
-
-
 def batches(name, packed=False, batch_size=B, seed=3, store=None, **keys):
     half = make_half(frozenset({name}), TOKENIZER, L, TABLES, packed=packed, **keys)
-    store = store or corpus(400, 40)
+    store = store or fake_store(400, 40, size=V)
     how = dict(packed=packed, slots=half.slots(np.arange(half.raw + 1)))
     kind = "full_sentences"
     if half.limits:
@@ -97,7 +88,7 @@ def test_places_of_rows_do_not_depend_on_the_batch_size(name):
 
 
 def test_evaluations_repeat_and_leave_out_what_fills_up(name):
-    made = batches(name, store=corpus(60, 6))
+    made = batches(name, store=fake_store(60, 6, size=V))
     first, second = (list(made.eval_batches(B)) for _ in range(2))
     assert [*map(batch_sha256, first)] == [*map(batch_sha256, second)]
     fill = first[-1]["example_weights"] == 0

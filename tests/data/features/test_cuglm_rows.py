@@ -8,6 +8,7 @@ import pytest
 from host_half import make_half
 from hypothesis import given
 from hypothesis import strategies as st
+from made_up import fake_store, fake_tokenizer
 
 from bertjax import UserError
 from bertjax.data import counter_rng
@@ -17,11 +18,7 @@ from bertjax.data.mixture import make_mixture
 from bertjax.data.sequences.make_plan import make_plan
 
 V, PAD, UNK, CLS, SEP, MASK = 300, 0, 1, 2, 3, 4
-TOKENIZER = SimpleNamespace(
-    vocab_size=V, pad_id=PAD, unk_id=UNK, cls_id=CLS, sep_id=SEP, mask_id=MASK,
-    special_ids=np.arange(5), replacement_ids=np.arange(5, V, dtype=np.int32),
-    word_starts=np.ones(V, bool), sentence_ends=np.zeros(V, bool),
-)  # fmt: skip
+TOKENIZER = fake_tokenizer(V)
 
 
 def half(length=12, causal=False, **keys):
@@ -116,15 +113,9 @@ def test_unknown_tokens_are_names_and_special_ones_are_none():
 
 def store(sentences=300, documents=30):
     """Text whose types are a function of the token: names end at every third."""
-    number = np.arange(sentences)
-    offsets = np.cumsum(np.append(0, number * 7919 % 23 + 2))
-    tokens = np.arange(offsets[-1], dtype=np.int64) * 48271 % 2147483647 % (V - 5) + 5
-    starts = np.arange(documents) * sentences // documents
-    return SimpleNamespace(
-        tokens=tokens.astype(np.uint16), sentences=offsets,
-        documents=np.append(starts, sentences),
-        streams={"type": ("token", type_of(tokens).astype(np.uint16))},
-    )  # fmt: skip
+    made = fake_store(sentences, documents, size=V)
+    made.streams = {"type": ("token", type_of(made.tokens).astype(np.uint16))}
+    return made
 
 
 def type_of(ids):

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The host half of masked diffusion: rates, masks, weights, and rows with blocks."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from host_half import make_half
+from made_up import fake_tokenizer
 from scipy import stats
 
 from bertjax import UserError
@@ -15,11 +14,7 @@ from bertjax.data.features.diffusion import spread_evenly
 from bertjax.models.attention_mask import is_visible
 
 V, MASK = 40, 4
-TOKENIZER = SimpleNamespace(
-    vocab_size=V, pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=MASK,
-    special_ids=np.arange(5), replacement_ids=np.arange(5, V, dtype=np.int32),
-    word_starts=np.ones(V, bool),
-)  # fmt: skip
+TOKENIZER = fake_tokenizer(V)
 OBJECTIVES = ["diffusion", "diffusion:schedule=cosine", "diffusion:block=4"]
 
 

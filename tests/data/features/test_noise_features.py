@@ -10,6 +10,7 @@ import pytest
 from host_half import make_half
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_up import fake_tokenizer
 from scipy import stats
 
 from bertjax import UserError
@@ -23,11 +24,7 @@ from bertjax.data.features.noise_operations import (
 
 V, PAD, UNK, CLS, SEP, MASK, STOP = 60, 0, 1, 2, 3, 4, 5
 PIECES = np.arange(V)
-TOKENIZER = SimpleNamespace(
-    vocab_size=V, pad_id=PAD, unk_id=UNK, cls_id=CLS, sep_id=SEP, mask_id=MASK,
-    special_ids=np.arange(5), replacement_ids=np.arange(5, V, dtype=np.int32),
-    word_starts=PIECES % 2 == 0, sentence_ends=PIECES == STOP,
-)  # fmt: skip
+TOKENIZER = fake_tokenizer(V, word_starts=PIECES % 2 == 0, sentence_ends=PIECES == STOP)
 ALL = "permute,infill:poisson:3.5,mask:0.1,delete:0.1,insert:0.05,substitute:0.1,rotate"
 
 

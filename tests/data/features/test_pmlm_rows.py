@@ -2,13 +2,13 @@
 """Rows of a pseudo-masked LM: layout, blocks, and what they depend on."""
 
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from host_half import make_half
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_up import fake_tokenizer
 from scipy import stats
 
 from bertjax import UserError
@@ -21,11 +21,7 @@ from bertjax.data.features.base import GatheredRows
 from bertjax.data.features.mixed import take_rows
 
 V, PAD, CLS, SEP, MASK = 50, 0, 2, 3, 4
-TOKENIZER = SimpleNamespace(
-    vocab_size=V, pad_id=PAD, unk_id=1, cls_id=CLS, sep_id=SEP, mask_id=MASK,
-    special_ids=np.arange(5), replacement_ids=np.arange(5, V, dtype=np.int32),
-    word_starts=np.ones(V, bool), pieces=[str(i) for i in range(V)], kind="ids",
-)  # fmt: skip
+TOKENIZER = fake_tokenizer(V, pieces=[str(i) for i in range(V)], kind="ids")
 COPIED = ["input_ids", "attention_mask", "token_type_ids", "segment_ids"]
 
 

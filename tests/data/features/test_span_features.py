@@ -10,6 +10,7 @@ import pytest
 from host_half import make_half
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_up import fake_tokenizer
 from scipy import stats
 
 from bertjax import UserError
@@ -20,11 +21,12 @@ from bertjax.data.sequences.make_plan import make_plan
 
 V, N, PAD, UNK, CLS, SEP, MASK = 60, 100, 0, 1, 2, 3, 4
 SENTINELS = np.arange(V, V + N)[::-1]
-TOKENIZER = SimpleNamespace(
-    vocab_size=V + N, pad_id=PAD, unk_id=UNK, cls_id=CLS, sep_id=SEP, mask_id=MASK,
-    special_ids=np.append(np.arange(5), SENTINELS[::-1]), sentinel_ids=SENTINELS,
-    replacement_ids=np.arange(5, V, dtype=np.int32), word_starts=np.ones(V + N, bool),
-)  # fmt: skip
+TOKENIZER = fake_tokenizer(
+    V + N,
+    special_ids=np.append(np.arange(5), SENTINELS[::-1]),
+    sentinel_ids=SENTINELS,
+    replacement_ids=np.arange(5, V, dtype=np.int32),
+)
 
 
 def half(length=64, options="", tokenizer=TOKENIZER, **keys):

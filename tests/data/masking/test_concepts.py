@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Concept masking: as many words of a concept as others, and the labels of both."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_up import fake_tokenizer
 from scipy import stats
 
 from bertjax import UserError
@@ -21,10 +20,7 @@ from bertjax.data.masking.vocab_tables import make_tables
 from bertjax.data.token_flags import BEGINS_WORD, CONCEPT, CONTROL
 
 V, PAD, CLS, SEP, MASK = 60, 0, 2, 3, 4
-VOCABULARY = SimpleNamespace(
-    vocab_size=V, mask_id=MASK, unk_id=1, special_ids=np.arange(5),
-    word_starts=np.arange(V) < 50, replacement_ids=np.arange(5, V, dtype=np.int32),
-)  # fmt: skip
+VOCABULARY = fake_tokenizer(V, word_starts=np.arange(V) < 50)
 TABLES = make_tables(VOCABULARY)
 
 

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counterfactual words in rows: whole words, an involution, half of the rows."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from host_half import make_half
+from made_up import fake_tokenizer
 from scipy import stats
 
 from bertjax.data import counter_rng
@@ -18,11 +17,7 @@ from bertjax.data.tokenizers.tokenizer import load_tokenizer
 from bertjax.data.tokenizers.word_pairs import swap_text, written_forms
 
 V, PAD, CLS, SEP, MASK = 50, 0, 2, 3, 4
-VOCABULARY = SimpleNamespace(
-    vocab_size=V, mask_id=MASK, unk_id=1, special_ids=np.arange(5), pad_id=PAD,
-    word_starts=np.arange(V) < 30, replacement_ids=np.arange(5, V, dtype=np.int32),
-    has_mask=True,
-)  # fmt: skip
+VOCABULARY = fake_tokenizer(V, word_starts=np.arange(V) < 30)
 # 7 and 9, and the words (11, 30) and (12, 31)
 PAIRS = {(7,): [(9,)], (9,): [(7,)], (11, 30): [(12, 31)], (12, 31): [(11, 30)]}
 TABLES = make_tables(VOCABULARY, pairs=make_similar(PAIRS))

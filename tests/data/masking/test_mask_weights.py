@@ -3,10 +3,10 @@
 
 import itertools
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from made_up import fake_tokenizer
 from scipy import stats
 
 from bertjax import UserError
@@ -22,12 +22,12 @@ from bertjax.data.masking.presets import make_masking
 from bertjax.data.masking.vocab_tables import make_tables
 
 V, PAD, CLS, SEP = 12, 0, 2, 3
-VOCABULARY = SimpleNamespace(
-    vocab_size=V, mask_id=4, unk_id=1, special_ids=np.arange(5),
-    word_starts=np.arange(V) < 9, replacement_ids=np.arange(5, V, dtype=np.int32),
+VOCABULARY = fake_tokenizer(
+    V,
+    word_starts=np.arange(V) < 9,
     pieces=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", '"', "\\", "é", *"xyz"],
     identity="1f",
-)  # fmt: skip
+)
 # The highest is of a special token: it is not chosen all the same.
 WEIGHTS = np.array([9, 9, 9, 9, 9, 1, 0.5, 0.25, 0.2, 0.1, 1 / 3, LEAST])
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_up import fake_tokenizer, random_rows
 from scipy import stats
 
 from bertjax import UserError
@@ -26,30 +26,9 @@ V, PAD, UNK, CLS, SEP, MASK = 50, 0, 1, 2, 3, 4
 SPECIAL = np.array([PAD, UNK, CLS, SEP, MASK])
 
 
-def vocabulary(starts=None):
-    if starts is None:
-        starts = np.ones(V, bool)
-    return SimpleNamespace(
-        vocab_size=V, mask_id=MASK, unk_id=UNK, special_ids=SPECIAL,
-        word_starts=starts, replacement_ids=np.arange(5, V, dtype=np.int32),
-    )  # fmt: skip
-
-
 COUNTS = np.arange(V) ** 2
 SIMILAR = make_similar({(9,): [(11,), (12,)], (9, 10): [(13, 14)]})
-TABLES = make_tables(vocabulary(), similar=SIMILAR)
-
-
-def rows(b, length, seed=0, unknown=0.05):
-    """Make b rows of random text with every length from 3 up to the full one."""
-    rng = np.random.default_rng(seed)
-    ids = rng.integers(5, V, (b, length)).astype(np.int32)
-    ids[rng.random(ids.shape) < unknown] = UNK
-    used = rng.integers(3, length + 1, b)
-    ids[:, 0] = CLS
-    ids[np.arange(b), used - 1] = SEP
-    real = (np.arange(length) < used[:, None]).astype(np.int32)
-    return np.where(real, ids, PAD).astype(np.int32), real
+TABLES = make_tables(fake_tokenizer(V), similar=SIMILAR)
 
 
 def fits(observed, expected=None):
@@ -85,8 +64,8 @@ def test_what_always_holds(how, rate):
     how = dataclasses.replace(how, rate=rate)
     rng = np.random.default_rng(1)
     starts = rng.random(V) < 0.6
-    tables = make_tables(vocabulary(starts), COUNTS, SIMILAR)
-    ids, real = rows(300, 40)
+    tables = make_tables(fake_tokenizer(V, starts), COUNTS, SIMILAR)
+    ids, real = random_rows(300, 40, size=V)
     marks = rng.choice([0, 1, 2, 3, 6, 7], ids.shape).astype(np.uint8)
     if how.unit == "concept":
         starts = np.arange(V) % 3 > 0
@@ -157,7 +136,7 @@ def left_over(free, begins, selected):
 
 @pytest.mark.parametrize("unit", ["token", "word"])
 def test_round_count_is_exact_and_stochastic_count_is_right_on_average(unit):
-    ids, real = rows(3000, 40, unknown=0)
+    ids, real = random_rows(3000, 40, unknown=0, size=V)
     keys, tokens = counter_rng.fold(0, np.arange(3000)), real.sum(1)
     for rate in (0.15, 0.5, 1.0):
         P = predictions_per_sequence(rate, 40)
@@ -174,7 +153,7 @@ def test_round_count_is_exact_and_stochastic_count_is_right_on_average(unit):
 
 
 def test_max_predictions_is_a_limit():
-    ids, real = rows(50, 40)
+    ids, real = random_rows(50, 40, size=V)
     out = mask_tokens(ids, real, np.arange(50), make_masking("bert"), TABLES, 2)
     assert out.mlm_weights.shape == (50, 2) and out.mlm_weights.sum(1).max() == 2
 
@@ -203,7 +182,7 @@ def test_outcomes_are_80_10_10_and_replacements_follow_their_law(replacement):
     ids[:, 0], ids[:, -1] = CLS, SEP
     weights = np.zeros(V, int)
     weights[5:] = np.arange(1, 46)
-    tables = make_tables(vocabulary(), weights)
+    tables = make_tables(fake_tokenizer(V), weights)
     how = make_masking("bert", replacement=replacement)
     keys = counter_rng.fold(3, np.arange(n))
     out = mask_tokens(ids, np.ones_like(ids), keys, how, tables, 4)
@@ -260,8 +239,8 @@ def test_whole_words_equal_the_loop_that_skips_overflowing_words(
     seed, rate, begin, length
 ):
     starts = np.random.default_rng(seed).random(V) < begin
-    tables = make_tables(vocabulary(starts))
-    ids, real = rows(5, length, seed)
+    tables = make_tables(fake_tokenizer(V, starts))
+    ids, real = random_rows(5, length, seed, size=V)
     keys = counter_rng.fold(seed, np.arange(5))
     noise = counter_rng.bits(
         counter_rng.fold(keys, "choose")[:, None], np.arange(length)
@@ -280,7 +259,7 @@ def test_pieces_draw_alone_or_together():
     n = 5000
     starts = np.ones(V, bool)
     starts[10] = False
-    tables = make_tables(vocabulary(starts))
+    tables = make_tables(fake_tokenizer(V, starts))
     ids = np.tile(np.array([[CLS, 9, 10, 10, SEP]], np.int32), (n, 1))
     keys = counter_rng.fold(5, np.arange(n))
     how = Masking(rate=0.6, unit="word")
@@ -294,10 +273,10 @@ def test_pieces_draw_alone_or_together():
 
 @pytest.mark.parametrize("how", ALL, ids=name)
 def test_rows_do_not_depend_on_their_neighbours_or_on_blocks(how, monkeypatch):
-    ids, real = rows(60, 33)
+    ids, real = random_rows(60, 33, size=V)
     marks = np.random.default_rng(2).choice([0, 1, 2, 3, 6, 7], ids.shape)
     keys = counter_rng.fold(6, np.arange(60))
-    tables = make_tables(vocabulary(np.arange(V) % 3 > 0), COUNTS, SIMILAR)
+    tables = make_tables(fake_tokenizer(V, np.arange(V) % 3 > 0), COUNTS, SIMILAR)
     for rate, P in ((0.15, 5), (0.9, 30)):
         how = dataclasses.replace(how, rate=rate)
         whole = mask_tokens(ids, real, keys, how, tables, P, marks)
@@ -314,7 +293,7 @@ def test_rows_do_not_depend_on_their_neighbours_or_on_blocks(how, monkeypatch):
     "how", [how for how in ALL if how.eligible == "text"], ids=name
 )
 def test_nothing_to_predict_is_no_error(how):
-    tables = make_tables(vocabulary(), COUNTS, SIMILAR)
+    tables = make_tables(fake_tokenizer(V), COUNTS, SIMILAR)
     ids = np.array([[CLS, SEP, PAD], [CLS, UNK, SEP], [PAD] * 3], np.int32)
     real = (ids != PAD).astype(np.int32)
     for n in (3, 0):
@@ -349,6 +328,6 @@ def test_unknown_names_are_answered_with_the_nearest():
     with pytest.raises(UserError, match=r"data.mask_rate=1.5"):
         make_masking("bert", rate=1.5)
     how = make_masking("bert", replacement="unigram")
-    ids, real = rows(40, 20)
+    ids, real = random_rows(40, 20, size=V)
     with pytest.raises(UserError, match="needs the counts"):
         mask_tokens(ids, real, np.arange(40), how, TABLES, 3)

@@ -2,12 +2,12 @@
 """n-grams and spans against a slow reference and against their laws."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_up import fake_tokenizer, random_rows
 from scipy import stats
 
 from bertjax.data import counter_rng
@@ -25,22 +25,7 @@ V, PAD, UNK, CLS, SEP, MASK = 50, 0, 1, 2, 3, 4
 
 
 def tables(starts):
-    return make_tables(
-        SimpleNamespace(
-            vocab_size=V, mask_id=MASK, unk_id=UNK, special_ids=np.arange(5),
-            word_starts=starts, replacement_ids=np.arange(5, V, dtype=np.int32),
-        )
-    )  # fmt: skip
-
-
-def rows(b, length, seed, unknown):
-    rng = np.random.default_rng(seed)
-    ids = rng.integers(5, V, (b, length)).astype(np.int32)
-    ids[rng.random(ids.shape) < unknown] = UNK
-    used = rng.integers(3, length + 1, b)
-    ids[:, 0], ids[np.arange(b), used - 1] = CLS, SEP
-    real = (np.arange(length) < used[:, None]).astype(np.int32)
-    return np.where(real, ids, PAD).astype(np.int32), real
+    return make_tables(fake_tokenizer(V, word_starts=starts))
 
 
 # ------------------------------------------------------- the slow reference
@@ -127,7 +112,7 @@ LAWS = [
 )  # fmt: skip
 def test_equal_to_the_slow_reference(seed, rate, begin, length, unknown, law, single):
     starts = np.random.default_rng(seed).random(V) < begin
-    ids, real = rows(4, length, seed, unknown)
+    ids, real = random_rows(4, length, seed, unknown, size=V)
     keys = counter_rng.fold(seed, np.arange(4))
     P = predictions_per_sequence(rate, length)
     how = Masking(rate=rate, unit="token" if single else "word", lengths=law)

@@ -4,11 +4,11 @@
 import json
 import re
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from conftest import ROOT, read_rows, refused, succeeded
+from made_up import fake_tokenizer
 
 from bertjax import UserError, train
 from bertjax.data import counter_rng
@@ -17,11 +17,7 @@ from bertjax.data.masking.masker import make_masker, mask_tokens
 from bertjax.data.masking.vocab_tables import make_tables
 
 PAGE = ROOT / "docs/add_a_masker.md"
-TOKENIZER = SimpleNamespace(
-    vocab_size=50, pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4,
-    special_ids=np.arange(5), replacement_ids=np.arange(5, 50, dtype=np.int32),
-    word_starts=np.ones(50, bool),
-)  # fmt: skip
+TOKENIZER = fake_tokenizer(50)
 IDS = np.array([[2, 11, 12, 13, 14, 15, 16, 3], [2, 21, 22, 3, 23, 24, 3, 0]], np.int32)
 KEYS = counter_rng.fold(5, np.arange(2))
 

@@ -2,10 +2,10 @@
 """The published schemes: their numbers, rare tokens, repeated draws, entities."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from made_up import fake_tokenizer
 from scipy import stats
 
 from bertjax import UserError
@@ -20,10 +20,7 @@ from bertjax.data.masking.presets import (
 from bertjax.data.masking.vocab_tables import make_tables
 
 V, PAD, UNK, CLS, SEP, MASK = 50, 0, 1, 2, 3, 4
-VOCABULARY = SimpleNamespace(
-    vocab_size=V, mask_id=MASK, unk_id=UNK, special_ids=np.arange(5),
-    word_starts=np.ones(V, bool), replacement_ids=np.arange(5, V, dtype=np.int32),
-)  # fmt: skip
+VOCABULARY = fake_tokenizer(V)
 
 # unit, lengths, count, mask, random, outcome, weights, P at 128 and 512: as published.
 PUBLISHED = {

@@ -2,10 +2,10 @@
 """Similar words: what the table holds, how it is read, what MacBERT makes of it."""
 
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from made_up import fake_tokenizer
 from scipy import stats
 
 from bertjax import UserError
@@ -26,10 +26,7 @@ STARTS = np.arange(V) < 30  # 30 to 49 continue a word
 
 
 def mask(row, table, how=None, n=4000, P=None):
-    vocabulary = SimpleNamespace(
-        vocab_size=V, mask_id=MASK, unk_id=UNK, special_ids=np.arange(5),
-        word_starts=STARTS, replacement_ids=np.arange(5, V, dtype=np.int32),
-    )  # fmt: skip
+    vocabulary = fake_tokenizer(V, word_starts=STARTS)
     ids = np.tile(np.array([row], np.int32), (n, 1))
     keys = counter_rng.fold(4, np.arange(n))
     how = how or make_masking("macbert", rate=1.0)
@@ -85,10 +82,7 @@ def test_ngrams_are_of_words_in_the_published_shares():
     # Words of one and of two pieces in turn; lengths count words, not pieces.
     row = [CLS, *[9, 10, 30] * 40, SEP]
     drawn = []
-    vocabulary = SimpleNamespace(
-        vocab_size=V, mask_id=MASK, unk_id=UNK, special_ids=np.arange(5),
-        word_starts=STARTS, replacement_ids=np.arange(5, V, dtype=np.int32),
-    )  # fmt: skip
+    vocabulary = fake_tokenizer(V, word_starts=STARTS)
     ids = np.tile(np.array([row], np.int32), (1000, 1))
     tables = make_tables(vocabulary, similar=make_similar({}))
     keys, how = counter_rng.fold(4, np.arange(1000)), make_masking("macbert")
