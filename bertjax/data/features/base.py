@@ -7,7 +7,7 @@ may take options, and an objective names it among its `needs`: "mlm", "my_lab.pa
 array of a batch, so that what feeds, measures and compiles has to ask nobody else.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -238,22 +238,27 @@ def prediction_weights(specs: Specs) -> list[str]:
     return [name for name, spec in specs.items() if spec.loss and spec.shape]
 
 
-def mark_columns(
-    shape: Sequence[int], positions: np.ndarray, weights: np.ndarray
-) -> np.ndarray:
-    """Return bool [b, L], true at the positions [b, P] whose weight is not 0."""
-    out = np.zeros(shape, bool)
-    row, slot = np.nonzero(weights)
-    out[row, positions[row, slot]] = True
+def mark_predictions(batch: Batch, name: str, ahead: int = 0) -> np.ndarray:
+    """Return bool [b, L], true where `prediction_specs` of that name predict, or so
+    many slots ahead."""
+    out = np.zeros(batch["input_ids"].shape, bool)
+    row, slot = np.nonzero(batch[f"{name}_weights"])
+    out[row, batch[f"{name}_positions"][row, slot] + ahead] = True
     return out
+
+
+def special_pieces(tokenizer: Any) -> np.ndarray:
+    """Say which pieces are special, bool [V]."""
+    special = np.zeros(tokenizer.vocab_size, bool)
+    special[tokenizer.special_ids] = True
+    return special
 
 
 def count_masks(
     tokenizer: Any, before: Batch, ids: np.ndarray, chosen: np.ndarray
 ) -> dict[str, int]:
     """Count what became of the chosen tokens, bool [b, L], of `before`; ids: after."""
-    special = np.zeros(tokenizer.vocab_size, bool)
-    special[tokenizer.special_ids] = True
+    special = special_pieces(tokenizer)
     truth, real = before["input_ids"], before["attention_mask"] > 0
     true, seen = truth[chosen], ids[chosen]
     masked, kept = seen == tokenizer.mask_id, seen == true

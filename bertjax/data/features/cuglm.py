@@ -80,10 +80,8 @@ class CuglmFeatures(base.Features):
         rates = [mask_rates.read(rate) or RATE for rate in settings.rates]
         highest = np.full(1, max(map(max, rates)))
         self.predictions = int(self._budget(highest, np.full(1, self.text))[0])
-        special = np.zeros(self.tokenizer.vocab_size, bool)
-        special[self.tokenizer.special_ids] = True
-        special[self.tokenizer.unk_id] = False
-        self.special = special
+        self.special = base.special_pieces(self.tokenizer)
+        self.special[self.tokenizer.unk_id] = False
 
     @property
     def raw(self) -> int:
@@ -206,8 +204,7 @@ class CuglmFeatures(base.Features):
 
     def predicted(self, batch: Batch) -> np.ndarray:
         # Of the clean copy every token is: to mark them would say nothing.
-        shape = batch["input_ids"].shape
-        return base.mark_columns(shape, batch["mlm_positions"], batch["mlm_weights"])
+        return base.mark_predictions(batch, "mlm")
 
     def origin(self, batch: Batch) -> np.ndarray:
         columns = np.arange(self.length) % max(self.text, 1)

@@ -122,8 +122,7 @@ class DialogueFeatures(base.Features):
         return {"predicted": int((after[f"{self.name}_weights"] > 0).sum())}
 
     def predicted(self, batch: Batch) -> np.ndarray:
-        shape, weights = batch["input_ids"].shape, batch[f"{self.name}_weights"]
-        return base.mark_columns(shape, batch[f"{self.name}_positions"] + 1, weights)
+        return base.mark_predictions(batch, self.name, ahead=1)
 
 
 def read_limits(data: Any, length: int, positions: int) -> Limits:

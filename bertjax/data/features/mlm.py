@@ -82,8 +82,7 @@ class MlmFeatures(base.Features):
         )
 
     def predicted(self, batch: Batch) -> np.ndarray:
-        positions, weights = batch["mlm_positions"], batch["mlm_weights"]
-        return base.mark_columns(batch["input_ids"].shape, positions, weights)
+        return base.mark_predictions(batch, "mlm")
 
 
 def make_features(settings: Settings) -> MlmFeatures:

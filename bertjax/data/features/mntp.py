@@ -40,8 +40,7 @@ class MntpFeatures(MlmFeatures):
         return batch
 
     def predicted(self, batch: Batch) -> np.ndarray:
-        positions, weights = batch["mntp_positions"] + 1, batch["mntp_weights"]
-        return base.mark_columns(batch["input_ids"].shape, positions, weights)
+        return base.mark_predictions(batch, "mntp", ahead=1)
 
 
 def make_features(settings: Settings) -> MntpFeatures:

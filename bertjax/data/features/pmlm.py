@@ -167,9 +167,7 @@ class PmlmFeatures(MlmFeatures):
         }
 
     def predicted(self, batch: Batch) -> np.ndarray:
-        positions, weights = batch["par_positions"], batch["par_weights"]
-        pseudo = base.mark_columns(batch["input_ids"].shape, positions, weights)
-        return super().predicted(batch) | pseudo
+        return super().predicted(batch) | base.mark_predictions(batch, "par")
 
     def origin(self, batch: Batch) -> np.ndarray:
         at, columns = batch["mlm_positions"], np.arange(self.text)

@@ -12,7 +12,6 @@ import math
 import numpy as np
 
 from bertjax.data import counter_rng
-from bertjax.data.features import base
 from bertjax.data.features.base import Batch, GatheredRows, Settings, Spec, Specs
 from bertjax.data.features.mlm import MlmFeatures
 
@@ -124,5 +123,4 @@ class RegionFeatures(MlmFeatures):
 
 
 def make_features(settings: Settings) -> RegionFeatures:
-    base.check_mask(settings)
     return RegionFeatures(settings)

@@ -29,8 +29,7 @@ class RetromaeFeatures(MlmFeatures):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.special = np.zeros(self.tokenizer.vocab_size, bool)
-        self.special[self.tokenizer.special_ids] = True
+        self.special = base.special_pieces(self.tokenizer)
 
     def specs(self, gathered: Specs) -> dict[str, Spec]:
         row = (self.length,)
@@ -78,5 +77,4 @@ def put_back(batch: Batch) -> np.ndarray:
 
 
 def make_features(settings: Settings) -> RetromaeFeatures:
-    base.check_mask(settings)
     return RetromaeFeatures(settings)
