@@ -6,12 +6,11 @@ Started by --peer; the protocol is in bertjax/measuring/alternate.py.
 """
 
 import json
-import resource
 import sys
-import time
 
 import numpy as np
 import torch
+from serve_peer import serve
 from transformers import BertConfig, BertForSequenceClassification
 
 shape = json.loads(sys.argv[1])
@@ -28,23 +27,14 @@ batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 labels = torch.zeros(rows, dtype=torch.int64)
 
 
-def update():
-    loss = model(**batch, labels=labels).loss
-    optimizer.zero_grad()
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    return loss.item()
+def run(steps):
+    for _ in range(steps):
+        loss = model(**batch, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        loss.item()
 
 
-begun = time.perf_counter()
-update()
-facts = {"tokens": rows * length, "compile_seconds": time.perf_counter() - begun}
-print(json.dumps(facts), flush=True)
-for line in sys.stdin:
-    begun = time.perf_counter()
-    for _ in range(int(line)):
-        update()
-    seconds = (time.perf_counter() - begun) / int(line)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-    print(json.dumps({"seconds": {"step": seconds}, "peak_rss_mb": peak}), flush=True)
+serve(run, rows * length)

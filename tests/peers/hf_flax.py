@@ -6,15 +6,14 @@ in bertjax/measuring/alternate.py.
 """
 
 import json
-import resource
 import sys
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from flax_update import make_update
+from serve_peer import serve
 from transformers import BertConfig, FlaxBertForMaskedLM
 
 shape = json.loads(sys.argv[1])
@@ -37,17 +36,13 @@ batch = jax.device_put(batch)
 dropout = shape["hidden_dropout_prob"] + shape["attention_probs_dropout_prob"] > 0
 update = make_update(model, tx, dropout)
 key = jax.random.PRNGKey(0)
-begun = time.perf_counter()
-params, opt_state, key, loss = jax.block_until_ready(
-    update(params, opt_state, key, batch)
-)
-facts = {"tokens": rows * length, "compile_seconds": time.perf_counter() - begun}
-print(json.dumps(facts), flush=True)
-for line in sys.stdin:
-    begun = time.perf_counter()
-    for _ in range(int(line)):
+
+
+def run(steps):
+    global params, opt_state, key
+    for _ in range(steps):
         params, opt_state, key, loss = update(params, opt_state, key, batch)
     jax.block_until_ready((params, loss))
-    seconds = (time.perf_counter() - begun) / int(line)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-    print(json.dumps({"seconds": {"step": seconds}, "peak_rss_mb": peak}), flush=True)
+
+
+serve(run, rows * length)

@@ -7,12 +7,11 @@ protocol is in bertjax/measuring/alternate.py.
 """
 
 import json
-import resource
 import sys
-import time
 
 import numpy as np
 import torch
+from serve_peer import serve
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -59,21 +58,12 @@ how = dict(
 )
 
 
-def write():
-    with torch.inference_mode():
-        found = model.generate(ids, **how)
-    begun = 1 if "num_decoder_layers" in shape else new
-    assert found.shape == (rows, begun + new), found.shape
+def run(steps):
+    for _ in range(steps):
+        with torch.inference_mode():
+            found = model.generate(ids, **how)
+        begun = 1 if "num_decoder_layers" in shape else new
+        assert found.shape == (rows, begun + new), found.shape
 
 
-begun = time.perf_counter()
-write()
-facts = {"tokens": rows * new, "compile_seconds": time.perf_counter() - begun}
-print(json.dumps(facts), flush=True)
-for line in sys.stdin:
-    begun = time.perf_counter()
-    for _ in range(int(line)):
-        write()
-    seconds = (time.perf_counter() - begun) / int(line)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-    print(json.dumps({"seconds": {"step": seconds}, "peak_rss_mb": peak}), flush=True)
+serve(run, rows * new)

@@ -6,12 +6,11 @@ both sides. Started by --peer; the protocol is in bertjax/measuring/alternate.py
 """
 
 import json
-import resource
 import sys
-import time
 
 import numpy as np
 import torch
+from serve_peer import serve
 from transformers import T5Config, T5ForConditionalGeneration
 
 shape = json.loads(sys.argv[1])
@@ -49,24 +48,18 @@ ids, labels = draw(length), draw(targets)
 mask = torch.ones_like(ids)
 
 
-def update():
-    loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
-    optimizer.zero_grad()
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    return loss.item()
+def run(steps):
+    for _ in range(steps):
+        loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        loss.item()
 
 
-begun = time.perf_counter()
-update()
-facts = {"tokens": rows * length, "compile_seconds": time.perf_counter() - begun}
-facts["parameters"] = sum(p.numel() for p in model.parameters())
-print(json.dumps(facts), flush=True)
-for line in sys.stdin:
-    begun = time.perf_counter()
-    for _ in range(int(line)):
-        update()
-    seconds = (time.perf_counter() - begun) / int(line)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-    print(json.dumps({"seconds": {"step": seconds}, "peak_rss_mb": peak}), flush=True)
+serve(
+    run,
+    rows * length,
+    more=lambda: {"parameters": sum(p.numel() for p in model.parameters())},
+)
