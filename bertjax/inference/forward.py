@@ -17,7 +17,7 @@ import numpy as np
 
 from bertjax.models import encoder, heads, stacked_layers
 from bertjax.models.nearest import split_rows
-from bertjax.models.pooling import POOLINGS, members_of, normalize_vectors
+from bertjax.models.pooling import members_of, text_vectors
 from bertjax.models.row_chunks import map_rows
 from bertjax.objectives import token_head
 from bertjax.parallel.host_memory import count_cores
@@ -80,8 +80,7 @@ def pooled_vectors(
     params: Any, cfg: Any, hidden: Any, batch: Any, pooling: str, normalize: bool
 ) -> Any:
     """Return a vector a row, f32 [B, D]; pooling: a name of models/pooling.py."""
-    vectors = POOLINGS[pooling](hidden.astype("float32"), batch)
-    return normalize_vectors(vectors) if normalize else vectors
+    return text_vectors(hidden, batch, pooling, normalize)
 
 
 def term_weights(params: Any, cfg: Any, hidden: Any, batch: Any, active: int) -> Any:

@@ -91,3 +91,13 @@ def normalize_vectors(vectors: jax.Array) -> jax.Array:
     """Make vectors of length 1, [..., D]; zeros stay zeros."""
     size = jnp.sum(jnp.square(vectors), axis=-1, keepdims=True)
     return vectors * jax.lax.rsqrt(jnp.maximum(size, 1e-24))
+
+
+def text_vectors(
+    x: jax.Array, batch: dict[str, jax.Array], pooling: str, normalize: bool
+) -> jax.Array:
+    """Return the vector of each sequence, f32 [B, D], of packed rows [B, S, D]; a slot
+    without a sequence has some vector. pooling: of POOLINGS; normalize: of length 1."""
+    with jax.named_scope("pooling"):
+        vectors = POOLINGS[pooling](x.astype(jnp.float32), batch)
+        return normalize_vectors(vectors) if normalize else vectors

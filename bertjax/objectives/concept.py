@@ -19,8 +19,7 @@ from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import Params, fold_in, reverse_gradient
 from bertjax.models.pooling import means
 from bertjax.objectives.base import EVERYWHERE, Batch, Head
-from bertjax.objectives.losses import cross_entropy
-from bertjax.objectives.metrics import accuracy
+from bertjax.objectives.metrics import loss_and_accuracy
 from bertjax.objectives.task_head import KEY, row_weights
 
 OF = {"words": "mlm_positions", "texts": EVERYWHERE}  # what has labels -> what is read
@@ -80,8 +79,7 @@ def make_label_head(
             x = reverse_gradient(x, reversal_strength(batch, *reverse))
         rng = fold_in(rng, KEY + zlib.crc32(name.encode()) % KEY)  # each its own
         args = heads.task_logits(params[name], own(cfg), x, rng), labels, weigh(batch)
-        loss = cross_entropy(*args)
-        return {f"{name}_loss": loss, f"{name}_accuracy": accuracy(*args)}
+        return loss_and_accuracy(name, *args)
 
     return Head(
         name,

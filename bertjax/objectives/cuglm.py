@@ -30,8 +30,8 @@ from bertjax.models.typed_head import (
 from bertjax.objectives import nsp as next_segment
 from bertjax.objectives.base import NO_TOKENIZER, Batch, Head, Objective, Sum, TokenIds
 from bertjax.objectives.combine import combine
-from bertjax.objectives.losses import cross_entropy, logits_of
-from bertjax.objectives.metrics import accuracy
+from bertjax.objectives.losses import logits_of
+from bertjax.objectives.metrics import loss_and_accuracy
 from bertjax.objectives.token_head import PARAMS, score_tokens, sum_in_chunks
 
 NAME = "cuglm"
@@ -121,13 +121,9 @@ def make_names_head(
         word = params["encoder"]["embeddings"]["word"]
         given = types if gold and is_training else None
         type_logits, logits = typed_logits(params[NAME], word, cfg, hidden, given)
-        terms = {
-            "mlm_loss": cross_entropy(logits, ids, of_ids),
-            "mlm_accuracy": accuracy(logits, ids, of_ids),
-        }
+        terms = loss_and_accuracy("mlm", logits, ids, of_ids)
         if weight:
-            terms["type_loss"] = cross_entropy(type_logits, types, of_types)
-            terms["type_accuracy"] = accuracy(type_logits, types, of_types)
+            terms |= loss_and_accuracy("type", type_logits, types, of_types)
         return terms, ranks(logits, ids)
 
     def sums(

@@ -19,7 +19,7 @@ from bertjax.models import encoder
 from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import Params, fold_in
 from bertjax.models.nearest import nearest
-from bertjax.models.pooling import first_tokens, means, normalize_vectors
+from bertjax.models.pooling import text_vectors
 from bertjax.objectives.base import Batch
 from bertjax.objectives.ranking import PRECISE
 from bertjax.parallel.sharding import TABLES, constrain
@@ -62,9 +62,8 @@ def question_vectors(
     own = {"input_ids": batch["question_ids"], "attention_mask": mask}
     key = fold_in(rng, OWN_KEYS)
     hidden = encoder.apply(params["encoder"], cfg, own, key).hidden
-    pool = first_tokens if finder.cls else means
-    vectors = pool(hidden.astype(jnp.float32), own)
-    return normalize_vectors(vectors) if finder.normalize else vectors
+    pooling = "cls" if finder.cls else "mean"
+    return text_vectors(hidden, own, pooling, finder.normalize)
 
 
 def find(

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from bertjax.objectives.base import Sum
-from bertjax.objectives.losses import check_shapes, logits_of
+from bertjax.objectives.losses import check_shapes, cross_entropy, logits_of
 from bertjax.parallel.sharding import constrain
 
 # Logits are counted in bins this wide, those beyond the ends in the outermost ones.
@@ -23,6 +23,14 @@ def accuracy(logits: jax.Array, ids: jax.Array, weights: jax.Array) -> Sum:
     check_shapes(logits, ids, weights)
     right = logits_of(logits, ids) >= jnp.max(logits, axis=-1)
     return Sum(jnp.sum(weights * right), jnp.sum(weights))
+
+
+def loss_and_accuracy(
+    name: str, logits: jax.Array, ids: jax.Array, weights: jax.Array
+) -> dict[str, Sum]:
+    """Return `<name>_loss`, in nats, and `<name>_accuracy`."""
+    args = logits, ids, weights
+    return {f"{name}_loss": cross_entropy(*args), f"{name}_accuracy": accuracy(*args)}
 
 
 def nats_and_right(logits: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 
 from bertjax.models import heads
 from bertjax.objectives.base import NOWHERE, Batch, Head
-from bertjax.objectives.losses import cross_entropy
-from bertjax.objectives.metrics import accuracy
+from bertjax.objectives.metrics import loss_and_accuracy
 
 
 def pair_weights(name: str, batch: Batch) -> jax.Array:
@@ -37,10 +36,7 @@ def make_pair_head(name: str) -> Head:
     def sums(params, cfg, encoded, batch, rng):
         logits = heads.class_logits(params[name], encoded.pooled)
         args = logits, batch[f"{name}_labels"], pair_weights(name, batch)
-        return {
-            f"{name}_loss": cross_entropy(*args),
-            f"{name}_accuracy": accuracy(*args),
-        }
+        return loss_and_accuracy(name, *args)
 
     return Head(
         name,

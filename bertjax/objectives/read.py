@@ -23,7 +23,7 @@ import jax.numpy as jnp
 
 from bertjax.models import heads
 from bertjax.models.encoder import Encoded
-from bertjax.models.pooling import first_tokens, means, normalize_vectors
+from bertjax.models.pooling import text_vectors
 from bertjax.objectives.base import EVERYWHERE, SEQUENCES, Batch, Head, Sum
 from bertjax.objectives.ranking import PRECISE
 from bertjax.objectives.task_head import row_weights
@@ -39,9 +39,7 @@ def question_vectors(
     rows, sequences, length = batch["input_ids"].shape
     hidden = encoded.hidden.reshape(rows, sequences, length, -1)[:, 0]
     own = {"attention_mask": batch["attention_mask"][:, 0]}
-    pool = first_tokens if cls else means
-    vectors = pool(hidden.astype(jnp.float32), own)
-    return normalize_vectors(vectors) if normalize else vectors
+    return text_vectors(hidden, own, "cls" if cls else "mean", normalize)
 
 
 def passage_log_probs(scores: jax.Array, batch: Batch, temperature: float) -> jax.Array:

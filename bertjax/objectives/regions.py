@@ -30,7 +30,7 @@ from bertjax.models.layers import (
 )
 from bertjax.objectives.base import Batch, Objective, Specs, Sum, Term
 from bertjax.objectives.losses import cross_entropy
-from bertjax.objectives.metrics import accuracy, nats_and_right
+from bertjax.objectives.metrics import accuracy, loss_and_accuracy, nats_and_right
 from bertjax.objectives.token_head import PARAMS, score_tokens, sum_in_chunks
 from bertjax.parallel.sharding import constrain, gather_params, gather_rows
 
@@ -223,8 +223,7 @@ def score(
         terms, of_words = score_words(params, cfg, hidden[:, 1:words], batch)
         terms |= score_regions(params["regions"], cfg, hidden[:, words:], batch)
         args = logits, batch["alignment_labels"], batch["alignment_weights"]
-        terms["alignment_loss"] = cross_entropy(*args)
-        terms["alignment_accuracy"] = accuracy(*args)
+        terms |= loss_and_accuracy("alignment", *args)
         outputs |= of_words
     else:
         terms = {}

@@ -13,10 +13,10 @@ from bertjax import UserError
 from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import Encoded
 from bertjax.models.layers import Params
-from bertjax.models.pooling import first_tokens, means, normalize_vectors
+from bertjax.models.pooling import normalize_vectors, text_vectors
 from bertjax.objectives import ranking
-from bertjax.objectives.base import EVERYWHERE, Batch, Head, Sum
-from bertjax.objectives.losses import kl_divergence
+from bertjax.objectives.base import EVERYWHERE, Batch, Head
+from bertjax.objectives.classify import soft_loss
 from bertjax.objectives.ranking import PRECISE, Ranking
 from bertjax.objectives.task_head import row_weights
 from bertjax.objectives.teacher import Soft, Teacher
@@ -28,13 +28,9 @@ NAME = "retrieve"
 def vectors(encoded: Encoded, batch: Batch, cls: bool, normalize: bool) -> jax.Array:
     """Return the vector of each text of packed rows: f32 [B, S, D].
 
-    The mean over its tokens, special ones included, or the first token's. A slot
-    without a text has some vector.
+    The mean over its tokens, special ones included, or the first token's.
     """
-    with jax.named_scope("pooling"):
-        pool = first_tokens if cls else means
-        out = pool(encoded.hidden.astype(jnp.float32), batch)
-        return normalize_vectors(out) if normalize else out
+    return text_vectors(encoded.hidden, batch, "cls" if cls else "mean", normalize)
 
 
 def product_scores(texts: jax.Array, temperature: float) -> jax.Array:
@@ -86,9 +82,6 @@ def make_head(
     """
     parts = read_widths(widths)
     losses = Ranking([NAME, *(f"{NAME}_{w}" for w in parts)], margin_weight)
-
-    def soft_loss(own: jax.Array, known: jax.Array, batch: Batch, t: float) -> Sum:
-        return kl_divergence(own, known, row_weights(batch), t)
 
     soft = Soft(teacher, soft_loss, teacher_weight, teacher_temperature)
     taught = teacher and teacher.pooled(False)
