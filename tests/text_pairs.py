@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from conftest import tiny_encoder
 
 from bertjax.models.config import EncoderConfig
 from bertjax.objectives.make_objective import make_objective
@@ -15,16 +16,7 @@ from bertjax.tasks.task_rows import Form, Ragged, Targets
 from bertjax.tasks.types.seq2seq import Sequences
 
 V, L, T = 40, 16, 5
-CFG = EncoderConfig(
-    vocab_size=V,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=64,
-    max_position_embeddings=L,
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
-)
+CFG = tiny_encoder(V, L, hidden_size=32, num_hidden_layers=2, intermediate_size=64)
 PLACES = {
     "prefix": {},
     "causal": dict(is_decoder=True),

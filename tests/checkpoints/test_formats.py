@@ -23,6 +23,7 @@ from bertjax.checkpoints.manager import (
     restore_params,
     warm_start,
 )
+from bertjax.interop.tensor_layout import unflatten
 from bertjax.parallel.mesh import make_mesh
 from bertjax.parallel.sharding import path_name
 from bertjax.training import optim, read_freeze, schedules
@@ -47,16 +48,13 @@ START = {"encoder/embeddings/norm/scale": 1.0}
 FREEZE = "encoder/embeddings/.*,encoder/layers/.*[:2]"
 
 
+def make_leaf(path, shape):
+    values = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) / 64
+    return jnp.asarray(values + START.get(path, 0))
+
+
 def make_params():
-    tree = {}
-    for path, shape in SHAPES.items():
-        *parents, name = path.split("/")
-        place = tree
-        for parent in parents:
-            place = place.setdefault(parent, {})
-        values = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) / 64
-        place[name] = jnp.asarray(values + START.get(path, 0))
-    return tree
+    return unflatten((path, make_leaf(path, SHAPES[path])) for path in SHAPES)
 
 
 def make_tx():

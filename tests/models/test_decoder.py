@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from bertjax import UserError
+from bertjax.interop.tensor_layout import unflatten
 from bertjax.models import (
     attention,
     decoder,
@@ -41,14 +42,12 @@ NAMES = ("t5", "t5_v1_1", "bart")
 def read(name):
     """Return (config, parameters, batch) of a golden model."""
     cfg = EncoderConfig(**json.loads(str(GOLDEN[f"{name}/config"])))
-    params, prefix = {"mlm": {}}, f"{name}/params/"
-    for key in GOLDEN:
-        if key.startswith(prefix):
-            *folders, leaf = key.removeprefix(prefix).split("/")
-            at = params
-            for folder in folders:
-                at = at.setdefault(folder, {})
-            at[leaf] = np.asarray(GOLDEN[key], np.float32) / 64
+    prefix = f"{name}/params/"
+    params = {"mlm": {}} | unflatten(
+        (key.removeprefix(prefix), np.asarray(GOLDEN[key], np.float32) / 64)
+        for key in GOLDEN
+        if key.startswith(prefix)
+    )
     arrays = "input_ids attention_mask decoder_input_ids decoder_attention_mask"
     batch = {key: jnp.asarray(GOLDEN[f"{name}/{key}"]) for key in arrays.split()}
     return cfg, params, batch

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bertjax.interop.tensor_layout import unflatten
 from bertjax.models import encoder, families, heads
 from bertjax.models.config import EncoderConfig
 from bertjax.models.families import FAMILIES
@@ -22,15 +23,12 @@ RESULTS = ("hidden", "pooled", "mlm_logits", "nsp_logits", "sop_logits", "rtd_lo
 def read(name, length=None):
     """Return (config, parameters, batch) of a golden model, cut to a length."""
     cfg = EncoderConfig(**json.loads(str(GOLDEN[f"{name}/config"])))
-    params = {}
     prefix = f"{name}/params/"
-    for key in GOLDEN:
-        if key.startswith(prefix):
-            *folders, leaf = key.removeprefix(prefix).split("/")
-            at = params
-            for folder in folders:
-                at = at.setdefault(folder, {})
-            at[leaf] = jnp.asarray(GOLDEN[key], jnp.float32) / 64
+    params = unflatten(
+        (key.removeprefix(prefix), jnp.asarray(GOLDEN[key], jnp.float32) / 64)
+        for key in GOLDEN
+        if key.startswith(prefix)
+    )
     batch = {
         key: jnp.asarray(GOLDEN[f"{name}/{key}"], jnp.int32)[:, :length]
         for key in ("input_ids", "attention_mask", "token_type_ids")

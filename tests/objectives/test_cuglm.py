@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import tiny_encoder
 from host_half import make_half
 
 from bertjax import UserError
@@ -15,7 +16,6 @@ from bertjax.data import counter_rng
 from bertjax.data.features.base import GatheredRows
 from bertjax.measuring.synthetic_data import synthetic_tokenizer
 from bertjax.models import encoder
-from bertjax.models.config import EncoderConfig
 from bertjax.models.typed_head import init_typed, typed_logits
 from bertjax.objectives import cuglm
 from bertjax.objectives.base import TokenIds
@@ -23,17 +23,7 @@ from bertjax.objectives.losses import cross_entropy
 from bertjax.objectives.make_objective import make_objective
 
 V, L, R, B, TYPES = 50, 40, 20, 6, 9
-CFG = EncoderConfig(
-    vocab_size=V,
-    hidden_size=32,
-    num_hidden_layers=3,
-    unroll=1,  # one body: quick to compile
-    num_attention_heads=2,
-    intermediate_size=64,
-    max_position_embeddings=L,
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
-)
+CFG = tiny_encoder(V, L, hidden_size=32, num_hidden_layers=3, intermediate_size=64)
 TOKENIZER = synthetic_tokenizer(V)
 TOKENS = dataclasses.replace(TokenIds.of(TOKENIZER), streams=(("type", TYPES),))
 READ = "input_ids attention_mask token_type_ids segment_ids position_ids"

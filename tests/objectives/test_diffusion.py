@@ -10,32 +10,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import tiny_encoder
 from host_half import make_half
 from made_up import fake_tokenizer
 
 from bertjax.data import counter_rng
 from bertjax.data.features.base import GatheredRows
 from bertjax.models import encoder
-from bertjax.models.config import EncoderConfig
 from bertjax.objectives.base import TokenIds
 from bertjax.objectives.diffusion import make_head
 from bertjax.objectives.make_objective import make_objective
 from bertjax.objectives.token_head import score_tokens
 
 V, CLS, SEP, MASK = 9, 2, 3, 4
-CFG = EncoderConfig(
-    vocab_size=V,
-    hidden_size=16,
-    num_hidden_layers=3,
-    unroll=1,  # one body: quick to compile
-    num_attention_heads=2,
-    intermediate_size=32,
-    max_position_embeddings=16,
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
-    initializer_range=0.6,  # far from uniform guesses
-    pooler=False,
-)
+# Far from uniform guesses.
+CFG = tiny_encoder(V, 16, num_hidden_layers=3, initializer_range=0.6, pooler=False)
 TOKENIZER = fake_tokenizer(V)
 
 

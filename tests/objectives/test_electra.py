@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from conftest import tiny_encoder
 
 from bertjax import UserError
 from bertjax.models import encoder
-from bertjax.models.config import EncoderConfig
 from bertjax.objectives import electra
 from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel.sharding import path_name
@@ -24,18 +24,14 @@ from bertjax.training.step import (
 )
 
 V, B, L, P = 48, 16, 12, 4
-CFG = EncoderConfig(
-    vocab_size=V,
+CFG = tiny_encoder(
+    V,
+    L,
     hidden_size=32,
     num_hidden_layers=2,
-    num_attention_heads=2,
     intermediate_size=64,
-    max_position_embeddings=L,
     embedding_size=16,
-    unroll=1,
     initializer_range=0.2,
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
 )
 NAME = "electra:generator=0.5"
 

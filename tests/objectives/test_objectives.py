@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from conftest import tiny_encoder
 from made_up import fake_tokenizer
 
 from bertjax import UserError
@@ -16,7 +17,6 @@ from bertjax.data.masking.masker import mask_tokens
 from bertjax.data.masking.presets import make_masking
 from bertjax.data.masking.vocab_tables import make_tables
 from bertjax.models import encoder, heads
-from bertjax.models.config import EncoderConfig
 from bertjax.objectives import mlm, nsp
 from bertjax.objectives.base import Head
 from bertjax.objectives.combine import combine
@@ -25,17 +25,7 @@ from bertjax.training.state import make_state
 from bertjax.training.step import make_train_step
 
 V, B, L, P = 400, 4, 16, 3
-CFG = EncoderConfig(
-    vocab_size=V,
-    hidden_size=32,
-    num_hidden_layers=1,
-    unroll=1,
-    num_attention_heads=2,
-    intermediate_size=64,
-    max_position_embeddings=L,
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
-)
+CFG = tiny_encoder(V, L, hidden_size=32, intermediate_size=64)
 TOKENIZER = fake_tokenizer(V)
 
 

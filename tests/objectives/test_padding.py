@@ -7,27 +7,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import tiny_encoder
 
 from bertjax import UserError
 from bertjax.assembly import command_line, resolve
 from bertjax.interop.resize_embeddings import drop_rows
 from bertjax.models import heads
-from bertjax.models.config import EncoderConfig
 from bertjax.objectives import electra
 from bertjax.objectives.make_objective import make_objective
 
 PIECES, V, B, L, P = 40, 64, 4, 12, 3
-PADDED = EncoderConfig(
-    vocab_size=V,
+PADDED = tiny_encoder(
+    V,
+    L,
     pieces=PIECES,
     hidden_size=32,
     num_hidden_layers=2,
-    num_attention_heads=2,
     intermediate_size=64,
-    max_position_embeddings=L,
     initializer_range=0.2,
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
 )
 BARE = dataclasses.replace(PADDED, vocab_size=PIECES, pieces=0)
 SHAPES = [

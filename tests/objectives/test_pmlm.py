@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import tiny_encoder
 from host_half import make_half
 
 from bertjax import UserError
@@ -16,21 +17,11 @@ from bertjax.data.features.base import GatheredRows
 from bertjax.measuring.synthetic_data import synthetic_tokenizer
 from bertjax.models import encoder, heads
 from bertjax.models.attention_mask import make_attention_mask
-from bertjax.models.config import EncoderConfig
 from bertjax.objectives.make_objective import make_objective
 
 V, L, B = 50, 40, 6
-CFG = EncoderConfig(
-    vocab_size=V,
-    hidden_size=32,
-    num_hidden_layers=3,
-    unroll=1,  # one body: quick to compile
-    num_attention_heads=2,
-    intermediate_size=64,
-    max_position_embeddings=L,
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
-    pooler=False,
+CFG = tiny_encoder(
+    V, L, hidden_size=32, num_hidden_layers=3, intermediate_size=64, pooler=False
 )
 BIASED = dataclasses.replace(CFG, relative_attention_num_buckets=8)
 TOKENIZER = synthetic_tokenizer(V)

@@ -1,33 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Masked words and regions by one encoder: what they see, and how losses add up."""
 
+import dataclasses
 import functools
 
 import jax
 import numpy as np
 import pytest
-from conftest import train_steps
+from conftest import tiny_encoder, train_steps
 from region_data import V, make_batches, make_rows, read, write
 
 from bertjax import UserError
-from bertjax.models.config import EncoderConfig
 from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel.mesh import make_mesh
 from bertjax.tasks.types.regions import head_options
 
 L, R, B = 12, 8, 32
-CFG = EncoderConfig(
-    vocab_size=V,
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=32,
-    max_position_embeddings=L,
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
-    initializer_range=0.2,
-    pooler=False,
-)
+CFG = tiny_encoder(V, L, num_hidden_layers=2, initializer_range=0.2, pooler=False)
 NAME = f"regions:regions={R},masked=2,features=5,classes=4"
 
 
@@ -49,7 +38,7 @@ def batch(table):
 @functools.lru_cache(maxsize=4)
 def model(name=NAME, **change):
     """Return (parameters, evaluate): once for the tests of this file."""
-    objective, _ = make_objective(name, EncoderConfig(**vars(CFG) | change))
+    objective, _ = make_objective(name, dataclasses.replace(CFG, **change))
     params = jax.jit(objective.init)(jax.random.key(0))
     return params, jax.jit(objective.evaluate), objective
 
@@ -234,7 +223,7 @@ def test_eight_devices_and_micro_batches_are_one_device(steps, one_device, mesh,
 )
 def test_encoders_that_cannot(change, message):
     with pytest.raises(UserError, match=message):
-        make_objective(NAME, EncoderConfig(**vars(CFG) | change))
+        make_objective(NAME, dataclasses.replace(CFG, **change))
 
 
 def test_flops_grow_with_the_regions(table):

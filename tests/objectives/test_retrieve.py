@@ -4,26 +4,16 @@
 import jax
 import numpy as np
 import pytest
+from conftest import tiny_encoder
 
 from bertjax.models import encoder
-from bertjax.models.config import EncoderConfig
 from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel.mesh import make_mesh
 from bertjax.parallel.sharding import batch_sharding
 from bertjax.tasks.task_rows import Ragged
 from bertjax.tasks.types.retrieve import pack
 
-CFG = EncoderConfig(
-    vocab_size=50,
-    hidden_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=32,
-    max_position_embeddings=12,
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
-    initializer_range=0.5,
-)
+CFG = tiny_encoder(50, 12, initializer_range=0.5)
 MARKS = type("Marks", (), {"pad_id": 0, "cls_id": 1, "sep_id": 2})
 B = 8
 

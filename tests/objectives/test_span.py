@@ -4,20 +4,11 @@
 import jax
 import numpy as np
 import pytest
+from conftest import tiny_encoder
 
-from bertjax.models.config import EncoderConfig
 from bertjax.objectives.make_objective import make_objective
 
-CFG = EncoderConfig(
-    vocab_size=50,
-    hidden_size=16,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=32,
-    max_position_embeddings=8,
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
-)
+CFG = tiny_encoder(50, 8)
 SIZES = np.array([8, 5, 8])
 
 

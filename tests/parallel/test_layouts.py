@@ -1,27 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same 20 steps on any mesh and in any number of micro-batches (promise 3)."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
-from conftest import train_steps
+from conftest import tiny_encoder, train_steps
 
-from bertjax.models.config import EncoderConfig
 from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel.mesh import make_mesh
 
 STEPS, B, L, P, V = 20, 16, 12, 3, 64
-CFG = EncoderConfig(
-    vocab_size=V,
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    intermediate_size=32,
-    max_position_embeddings=L,
-    unroll=1,
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
-)
+CFG = tiny_encoder(V, L, num_hidden_layers=2)
 
 
 def make_batch(step):
@@ -43,7 +34,7 @@ def make_batch(step):
 
 def run(mesh, accumulate=1, dropout=0.0, **change):
     """Return (rows of metrics, final parameters)."""
-    cfg = EncoderConfig(**{**vars(CFG), "hidden_dropout_prob": dropout, **change})
+    cfg = dataclasses.replace(CFG, **{"hidden_dropout_prob": dropout} | change)
     objective, _ = make_objective("mlm+nsp", cfg)
     batches = [make_batch(step % 2) for step in range(STEPS)]  # to be learnt
     return train_steps(objective, mesh, batches, accumulate)

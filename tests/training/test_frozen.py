@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is frozen does not move, has no moments, and changes nothing of the rest."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import ENCODERS, train_steps
+from conftest import ENCODERS, tiny_encoder, train_steps
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bertjax import UserError
-from bertjax.models.config import EncoderConfig
 from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel.mesh import make_mesh
 from bertjax.parallel.sharding import path_name
@@ -21,18 +22,7 @@ from bertjax.training.state import make_state, plan_state
 from bertjax.training.step import make_train_step
 
 B, L, P, V = 16, 8, 2, 64
-SHAPE = dict(
-    vocab_size=V,
-    hidden_size=16,
-    num_hidden_layers=3,
-    num_attention_heads=2,
-    intermediate_size=32,
-    max_position_embeddings=L,
-    hidden_dropout_prob=0.0,
-    attention_probs_dropout_prob=0.0,
-    unroll=1,
-)
-CFG = EncoderConfig(**SHAPE)
+CFG = tiny_encoder(V, L, num_hidden_layers=3)
 LOWER = "encoder/embeddings/.*,encoder/layers/.*[:2]"
 
 
@@ -94,7 +84,7 @@ def test_what_is_refused(text, words):
 @pytest.mark.parametrize("layers", [1, 2])
 def test_layers_count_from_the_embeddings_up(kind, layers):
     """Also in leaves that the first layers lack, or that some of them share."""
-    cfg = EncoderConfig(**SHAPE | ENCODERS[kind])
+    cfg = dataclasses.replace(CFG, **ENCODERS[kind])
     params = make_params(cfg)
     sizes = sizes_of(f"encoder/layers/.*[:{layers}]", params)
     depth = max(x.shape[0] for k, x in leaves(params).items() if "/layers/" in k)
