@@ -14,6 +14,7 @@ from bertjax.assembly.models import (
     open_model,
     params_part,
     read_params,
+    same_ids,
 )
 from bertjax.checkpoints import manifest
 from bertjax.config import cli
@@ -191,8 +192,7 @@ def take(
         meta = {"task": {"labels": [*source.task.labels]}} if source.task else {}
     if meta.get("tokenizer") != tokenizer.identity:
         theirs = open_model(str(source), "init_from", silent).tokenizer
-        ids = [(t.kind, t.pieces, t.lower_case, t.roles) for t in (theirs, tokenizer)]
-        if ids[0] != ids[1]:
+        if not same_ids(theirs, tokenizer):
             raise UserError(
                 f"init_from={source} has another tokenizer: give its own, "
                 f"--config.data.vocab={vocabulary_of(path)}"

@@ -178,6 +178,12 @@ def open_directory(directory: Any, flag: str, say: Say = cli.say) -> LoadedModel
     return LoadedModel(config, tokenizer, model, meta)
 
 
+def same_ids(one: Any, other: Any) -> bool:
+    """Whether two tokenizers, of other files perhaps, give a text the same ids."""
+    first, second = ((t.kind, t.pieces, t.lower_case, t.roles) for t in (one, other))
+    return first == second
+
+
 def row_length(cfg: Any, length: int | None, usual: int = 128) -> int:
     """Return --length, the tokens of a row; None: the usual number, or as many as the
     model has positions for. Raises UserError for more than that."""

@@ -20,6 +20,7 @@ from bertjax.assembly.models import (
     check_encoder,
     check_masked_lm,
     open_model,
+    same_ids,
 )
 from bertjax.models.config import RUNTIME, EncoderConfig
 from bertjax.objectives import parse
@@ -118,9 +119,7 @@ def check_fit(
     if model is None:
         return
     where = f"{KEY}={config.teacher}"
-    theirs = model.tokenizer
-    ids = [(t.kind, t.pieces, t.lower_case, t.roles) for t in (theirs, tokenizer)]
-    if ids[0] != ids[1]:
+    if not same_ids(model.tokenizer, tokenizer):
         raise UserError(
             f"{where} has another tokenizer than data.vocab={config.data.vocab}: a "
             "student reads its teacher's ids; leave data.vocab out"

@@ -36,6 +36,8 @@ from bertjax.training import (
 NO_MFU = (
     "no MFU: objective={} does not say its FLOPs (Head.flops, docs/add_an_objective.md)"
 )
+# Warm-up and total where a step is measured, whose arithmetic is always the same.
+ENDLESS = (10_000, 1_000_000)
 
 
 def check_whole_batch(config: ConfigDict, objective: Any, mesh: Any) -> None:

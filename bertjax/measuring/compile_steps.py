@@ -34,9 +34,6 @@ from bertjax.storage.atomic import write_file
 from bertjax.storage.paths import expand
 from bertjax.training import multi_step, state
 
-# Far from the end of any schedule: the arithmetic of a step is always the same.
-WARMUP, TOTAL = 10_000, 1_000_000
-
 
 class Target:
     """A config on a mesh of devices that need not exist.
@@ -61,7 +58,7 @@ class Target:
         self.updates = {}
         for name, objective in self.objectives.items():
             resolve.check_plan(config, objective.needs)
-            how = self.mesh, WARMUP, TOTAL
+            how = self.mesh, *train_step.ENDLESS
             self.updates[name] = train_step.make_update(config, objective, *how)
         self.objective, self.update = self.objectives[""], self.updates[""]
         self.hosts = len({d.process_index for d in devices})

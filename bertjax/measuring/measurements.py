@@ -87,8 +87,7 @@ def compile_step(
     objective, cfg = make_objective(config, vocab_size, jax.default_backend())
     group = objective.group
     feed.check_batch_size(mesh, config.batch_size, config.accumulate, group)
-    # Far from the end of any schedule: the arithmetic of a step is always the same.
-    update = train_step.make_update(config, objective, mesh, 10_000, 1_000_000)
+    update = train_step.make_update(config, objective, mesh, *train_step.ENDLESS)
     current = update.begin(mesh, made_up=True)
     rows = feed.local_rows(mesh, config.batch_size)
     local = [{name: array[rows] for name, array in b.items()} for b in batches]
