@@ -26,7 +26,7 @@ from bertjax.parallel.sharding import leaves_of, path_name
 from bertjax.parallel.watch import is_broken_collective
 from bertjax.storage.atomic import is_remote
 from bertjax.training.frozen import join
-from bertjax.training.state import State, complete
+from bertjax.training.state import State, complete, in_pairs, out_of_pairs
 
 LEAST_SLICE = 2**20  # bytes of an array that one of several devices writes
 
@@ -147,7 +147,11 @@ class Checkpoints:
                 "what was not frozen then: keep it, or begin another workdir with "
                 f"--config.init_from={self.workdir}"
             )
-        if _shapes(saved["opt_state"]) != _shapes(abstract.opt_state):
+        moments, first = _shapes(saved["opt_state"]), in_pairs(abstract.opt_state)
+        is_first = moments != _shapes(abstract.opt_state) and moments == _shapes(first)
+        if is_first:
+            item["opt_state"] = first
+        elif moments != _shapes(abstract.opt_state):
             raise UserError(
                 f"{folder} is of another optimizer, whose moments fit no other: keep "
                 "optim.name and optim.clip, or begin another workdir with "
@@ -155,6 +159,8 @@ class Checkpoints:
             )
         args = ocp.checkpoint_utils.construct_restore_args(item)
         parts = _read(folder, item, args, partial=item.keys() != saved.keys())
+        if is_first:
+            parts["opt_state"] = out_of_pairs(parts["opt_state"])
         return complete(parts, abstract)
 
     def drop_after(self, step: int) -> None:

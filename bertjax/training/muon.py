@@ -100,16 +100,18 @@ def scale_by_muon(ns_dtype: str = "float32") -> optax.GradientTransformation:
     """Make optax's orthogonal momentum, of each kernel of each layer as a matrix.
 
     ns_dtype: of the Newton-Schulz iterations. bfloat16 is what Jordan 2024 uses; TPUs
-    round the factors of f32 products to it as well.
+    round the factors of f32 products to it as well. The state has one form in all, so
+    that a run goes on where `fast` is another dtype than where it began.
     """
     if ns_dtype == "float32":
         return _scale_by_muon(beta=MOMENTUM)
     momentum = _scale_by_muon(beta=MOMENTUM, ns_steps=0)  # divided by its norm
 
-    def turn(updates: Any, params: Any = None) -> Any:
-        return orthogonalize(updates, ns_dtype)
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        updates, state = momentum.update(updates, state, params)
+        return orthogonalize(updates, ns_dtype), state
 
-    return optax.chain(momentum, optax.stateless(turn))
+    return optax.GradientTransformation(momentum.init, update)
 
 
 def orthogonalize(updates: Any, ns_dtype: str) -> Any:

@@ -172,6 +172,29 @@ def complete(parts: dict[str, Any], wanted: State) -> State:
     return restored
 
 
+def in_pairs(state: Any) -> Any:
+    """Return an optimizer's state in the form that Muon's first had with bfloat16: its
+    momentum in a pair, of whose other half nothing is saved."""
+    return jax.tree.map(
+        lambda x: (x, optax.EmptyState()) if _is_momentum(x) else x,
+        state,
+        is_leaf=_is_momentum,
+    )
+
+
+def out_of_pairs(state: Any) -> Any:
+    """Take back what `in_pairs` did."""
+
+    def is_pair(x: Any) -> bool:
+        return type(x) is tuple and len(x) == 2 and _is_momentum(x[0])
+
+    return jax.tree.map(lambda x: x[0] if is_pair(x) else x, state, is_leaf=is_pair)
+
+
+def _is_momentum(x: Any) -> bool:
+    return isinstance(x, optax.contrib.MuonState)
+
+
 def merge(params: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, Any]:
     """Return `params` with the leaves of `taken` in place of their own."""
     leaves = leaves_of(taken)

@@ -16,8 +16,10 @@ from bertjax.checkpoints.manager import (
     warm_start,
 )
 from bertjax.parallel.mesh import make_mesh
+from bertjax.training.optim import make_optimizer
 from bertjax.training.state import (
     State,
+    in_pairs,
     init_sharded,
     merge,
     plan_state,
@@ -242,6 +244,34 @@ def test_the_average_of_a_tail_comes_and_goes(saved):
         equal(checkpoints.restore(step, tail[1]), tail[0])
     equal(checkpoints.restore(1, moving[1]), moving[0])
     equal(checkpoints.restore(1, none[1]), none[0])
+
+
+def test_muons_momentum_of_before_is_read(saved):
+    """The first ones that were made orthogonal in bfloat16 had it in a pair."""
+
+    def layered():
+        kernel = jnp.arange(128.0).reshape(2, 8, 8)
+        params = init()
+        params["encoder"]["layers"] = {"mlp": {"down": {"kernel": kernel}}}
+        return params
+
+    settings = dict(wd=0.0, b1=0.9, b2=0.99, eps=1e-6, clip=1.0)
+    tx = make_optimizer("normuon", lambda step: 0.1, ns_dtype="bfloat16", **settings)
+    state, wanted = make(make_params=layered, tx=tx)
+    grads = jax.tree.map(jnp.ones_like, state.params)
+    state = state._replace(opt_state=tx.update(grads, state.opt_state, state.params)[1])
+    checkpoints = saved()
+    for step, moments in enumerate((in_pairs(state.opt_state), state.opt_state)):
+        checkpoints.save(step, state._replace(opt_state=moments), {})
+    checkpoints.wait()
+    assert jax.tree.structure(in_pairs(state.opt_state)) != jax.tree.structure(
+        state.opt_state
+    )
+    for step in (0, 1):
+        back = checkpoints.restore(step, wanted)
+        equal(back, state)
+        for leaf, asked in zip(*map(jax.tree.leaves, (back, wanted)), strict=True):
+            assert leaf.sharding == asked.sharding
 
 
 def test_damage_is_seen(saved, tmp_path):

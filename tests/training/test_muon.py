@@ -119,3 +119,14 @@ def test_updates_in_bfloat16_are_near_those_in_float32(name):
     for a, b, c in zip(*map(jax.tree.leaves, moved), strict=True):
         assert difference(b, a) < most
         assert difference(c, b) < most
+
+
+@pytest.mark.parametrize("name", ["muon", "normuon", "adamuon"])
+def test_the_state_has_one_form_in_any_dtype(name):
+    """A run goes on where `fast` is another dtype than where it began."""
+    settings = dict(wd=0.0, b1=0.9, b2=0.99, eps=1e-6, clip=0.0)
+    single, half = (
+        make_optimizer(name, lambda step: LR, ns_dtype=dtype, **settings).init(draw(0))
+        for dtype in ("float32", "bfloat16")
+    )
+    jax.tree.map(np.testing.assert_array_equal, single, half)
