@@ -77,8 +77,12 @@ class TrainLoop(Loop):
             self.clock = Clock(path, 60 * budget, run.mesh, done, now)
         if self.clock and done:
             log(f"{self.clock.elapsed() / 60:.1f} minutes of the budget are spent")
-        over = self.clock and hosts.from_primary(self.clock.over)
-        if run.best.out_of_patience or over:
+        ended = run.best.out_of_patience
+        if self.clock:
+            stands = self.clock.over, self.clock.ended
+            self.clock.over, over = hosts.from_primary(stands)
+            ended |= over
+        if ended:
             self.state.total = done
         peak = peak_flops(run.mesh)
         counted = all(part.objective.flops for part in run.parts.values())

@@ -68,8 +68,9 @@ class Clock:
         # Updates before `step` that were not timed, without a budget, took none of it.
         self.lines += [self.base] * (step - len(self.lines))
         self.file: Any = None
-        # The budget may be over already.
-        self.over = step > 0 and self.lines[step - 1 : step] >= [self.seconds]
+        # The update at the end of the budget is followed by one more, which is given to
+        # the devices before its time is read: a run stopped between them makes it yet.
+        self.over, self.ended = map(self._is_over, (step - 1, step - 2))
         self._rewrite()
 
     def cut(self, step: int) -> None:
@@ -85,22 +86,28 @@ class Clock:
     def stamp(self, batches: Iterable[Any], step: int) -> Iterator[Any]:
         """Give each batch, from update `step` on, the `at` of its schedule."""
         for number, batch in enumerate(batches, step):
-            batch["at"] = feed.value_per_device(
-                self.mesh, np.float32(self._take(number))
-            )
+            batch["at"] = feed.value_per_device(self.mesh, self._take(number))
             yield batch
 
-    def _take(self, number: int) -> float:
+    def _take(self, number: int) -> np.float32:
         """Return the time of an update, CLOCK_UPDATES the whole; other hosts: 0."""
         if not self.primary:
-            return 0.0
+            return np.float32(0)
         if number < len(self.lines):  # it ran before: as long ago as then
             self.base, self.begun = self.lines[number], self.now()
         else:
             self.lines.append(self.elapsed())
             if self.file is not None:
                 self._append(f"{self.lines[-1]!r}\n")
-        return CLOCK_UPDATES * min(self.lines[number] / self.seconds, 1.0)
+        return self._time(number)
+
+    def _time(self, number: int) -> np.float32:
+        return np.float32(CLOCK_UPDATES * min(self.lines[number] / self.seconds, 1.0))
+
+    def _is_over(self, number: int) -> bool:
+        """True where an update ran at the end of the budget."""
+        known = 0 <= number < len(self.lines)
+        return known and bool(self._time(number) >= CLOCK_UPDATES)
 
     def _append(self, line: str) -> None:
         """Write a line. Raises RunError where the disk is full."""

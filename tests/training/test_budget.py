@@ -60,6 +60,8 @@ def test_times_are_repeated_and_go_on(clock, tmp_path):
     lines = (tmp_path / "clock.txt").read_text().split()
     assert [*map(float, lines)] == pytest.approx([0, 2, 4, 6, 7, 11])
     assert clock(6, now).over and not clock(5, now).over
+    # The update after the one at the end is the last.
+    assert clock(7, now).ended and not clock(6, now).ended
 
 
 def test_a_run_that_goes_on_with_a_budget(clock, tmp_path):
