@@ -122,6 +122,7 @@ def make_run(
             first=phase.first,
             end=end,
             objective=phase.objective,
+            ramp_start=phase.ramp_start,
         )
         for phase, end in zip(placed, ends, strict=True)
         if phase.start >= at or phase is [p for p in placed if p.start <= at][-1]

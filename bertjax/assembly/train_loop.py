@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A single run in the training loop: its batches, rows, evaluations, checkpoints."""
 
-import dataclasses
 import functools
 import itertools
 import math
@@ -60,7 +59,7 @@ class TrainLoop(Loop):
         keep = config.checkpoint
         self.checkpoints = Checkpoints(path, keep.keep_last, keep.keep_every)
         self.train_state = self._first_state()
-        placed = [*map(dataclasses.asdict, run.batches.phases)]
+        placed = phases.to_plain(run.batches.phases)
         begun = {"total": run.batches.total, "phases": placed, "best": run.best}
         self.state = LoopState.from_meta(run.meta, done, **begun)
         if self.primary:
@@ -256,7 +255,7 @@ class TrainLoop(Loop):
         tasks.learn(self.meta, meta.get("task", {}))
         past = phases.skip_batches(phases.from_plain(state.phases), back, read)
         self.planned = self.run.make_batches(self.run.config, past=past, at=back)
-        state.phases = [*map(dataclasses.asdict, self.planned.phases)]
+        state.phases = phases.to_plain(self.planned.phases)
         state.tokens = meta["tokens"]
         state.step, state.read, state.skipped_in_row = back, back, 0
         state.rewinds.append({"from": read, "to": back})

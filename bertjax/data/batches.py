@@ -38,7 +38,8 @@ class Batches:
     `plans` are the mixture's components in its order; `features` is the host half of
     the objective; `specials` has pad_id, cls_id, sep_id and vocab_size, as a Tokenizer
     does. From step `start` on, whose first row is number `first` of the run, and before
-    step `end`. objective: of the phase; "": the config's.
+    step `end`. objective: of the phase; "": the config's. ramp_start: the step from
+    which a ramp of mask rates counts; None: start.
     Raises UserError when a store holds an id that the vocabulary lacks.
     """
 
@@ -52,6 +53,7 @@ class Batches:
     first: int = 0
     end: int | None = None
     objective: str = ""
+    ramp_start: int | None = None
 
     def __post_init__(self) -> None:
         for plan in self.plans:
@@ -208,8 +210,9 @@ class Batches:
         index = np.arange(self.batch_size)[slice(None) if rows is None else rows]
         place = self.first + (step - self.start) * self.batch_size + index
         located = self.mixture.locate(self.seed, place)
-        steps = max((self.end or 0) - self.start, 1)
-        progress = min((step - self.start) / steps, 1.0)
+        ramp = self.start if self.ramp_start is None else self.ramp_start
+        steps = max((self.end or 0) - ramp, 1)
+        progress = min((step - ramp) / steps, 1.0)
         arrays = self._gather(located)
         return located, GatheredRows(arrays, located.keys, place, index, progress)
 

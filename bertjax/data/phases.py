@@ -15,7 +15,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from bertjax import UserError, registry
@@ -45,7 +45,8 @@ class Wanted:
 @dataclass(frozen=True)
 class Phase:
     """A phase of a run: from step `start` on; its first row is number `first`, and an
-    epoch has `n` rows."""
+    epoch has `n` rows. ramp_start: where a ramp of its mask rate began, if that is
+    another step."""
 
     start: int
     first: int
@@ -54,6 +55,7 @@ class Phase:
     length: int
     mask_rate: float | str | None
     objective: str = ""
+    ramp_start: int | None = None
 
     @property
     def shape(self) -> tuple[int, int, str]:
@@ -251,7 +253,9 @@ def change_phases(
         return tuple(planned)
     now = [p for p in planned if p.start <= step][-1]
     later = [p for p in planned if p.start > step]
-    same = replace(now, start=before[-1].start, first=before[-1].first) == before[-1]
+    last = before[-1]
+    own = dict(start=last.start, first=last.first, ramp_start=last.ramp_start)
+    same = replace(now, **own) == last
     changed = [] if same else [replace(now, start=step)]
     phases = _carry_cursor([*before, *changed, *later], len(before))
     # What would have begun at this very step has not: another is in its place.
@@ -263,13 +267,14 @@ def skip_batches(past: Sequence[Phase], step: int, until: int) -> tuple[Phase, .
     """Go on from `step` with the rows that come after those of update `until` - 1.
 
     Returns the phases up to `step`, the last of which begins there: `past` for
-    change_phases, which carries the cursor on.
+    change_phases, which carries the cursor on. A ramp of mask rates goes on.
     """
     then = [p for p in past if p.start <= until][-1]
     now = [p for p in past if p.start <= step][-1]
     first = move_cursor(then.example(until), then.n, now.n)
     before = [p for p in past if p.start < step]
-    return (*before, replace(now, start=step, first=first))
+    ramp = now.start if now.ramp_start is None else now.ramp_start
+    return (*before, replace(now, start=step, first=first, ramp_start=ramp))
 
 
 def count_steps(
@@ -324,6 +329,14 @@ def measure(unit: str, phases: Sequence[Phase], total: int) -> float:
         each = {"examples": 1, "tokens": phase.length, "epochs": 1 / phase.n}
         done += rows * each[unit]
     return done
+
+
+def to_plain(phases: Iterable[Phase]) -> list[dict[str, Any]]:
+    """Write phases as run.json and checkpoints hold them."""
+    return [
+        {k: v for k, v in asdict(p).items() if k != "ramp_start" or v is not None}
+        for p in phases
+    ]
 
 
 def from_plain(records: Sequence[Mapping[str, Any]]) -> tuple[Phase, ...]:

@@ -146,6 +146,15 @@ def test_eval_takes_a_fixed_subset_in_natural_order():
     assert len(list(b.eval_batches(4, examples=10**9))) == -(-b.n // 4)
 
 
+def test_a_ramp_of_mask_rates_may_have_begun_before_the_rows():
+    """As after a rewind, which the rows alone leave behind."""
+    whole = dataclasses.replace(batches(), start=10, end=20)
+    rest = dataclasses.replace(whole, start=12, ramp_start=10)
+    for step in (12, 15, 19):
+        assert rest.gathered(step).progress == whole.gathered(step).progress
+    assert dataclasses.replace(rest, ramp_start=None).gathered(12).progress == 0
+
+
 def test_one_pair_objective_at_a_time():
     assert split_needs(frozenset({"mlm"})) == ("mlm", None, False)
     assert split_needs(frozenset({"mlm", "sop"})) == ("mlm", "sop", False)

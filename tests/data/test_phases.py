@@ -25,6 +25,7 @@ from bertjax.data.phases import (
     place_phases,
     skip_batches,
     steps_within,
+    to_plain,
 )
 from bertjax.data.sequences.make_plan import make_plan
 
@@ -311,6 +312,11 @@ def test_batches_are_skipped():
     twice = change_phases(planned, skip_batches(made, 12, 20), 12)
     assert [p.start for p in twice] == [0, 10, 12, 40]
     assert twice[2].first == made[2].example(20)
+    # A ramp of mask rates goes on from where it began, then and in a resumed run.
+    assert [p.ramp_start for p in made] == [p.ramp_start for p in twice]
+    assert [p.ramp_start for p in twice] == [None, None, 10, None]
+    assert from_plain(to_plain(twice)) == twice
+    assert "ramp_start" not in to_plain(planned)[0]  # as earlier versions wrote them
     across = skip_batches(planned, 38, 44)
     first = move_cursor(planned[2].example(44), 240, 1000)
     assert (across[-1].start, across[-1].first) == (38, first)
