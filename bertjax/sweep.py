@@ -170,6 +170,7 @@ def sweep(
     facts = json.loads(json.dumps(facts | {"tokenizer": prepared.tokenizer.identity}))
     if before:
         check_same(path, before.get("facts"), facts, config)
+        shutil.rmtree(path / workdir_kinds.MEMBERS, ignore_errors=True)
         cli.say(f"{path} is done")
         return before
     base = training_run.TrainingRun(config, path, mesh, text, None, {}, silent)

@@ -234,7 +234,12 @@ class Groups:
         self.longest: list[jax.Array] = []
 
     def begin(self, params: Any) -> None:
-        """Begin at step 0; params: leaves to take instead of drawn ones, or {}."""
+        """Begin at step 0; params: leaves to take instead of drawn ones, or {}.
+
+        What some groups saved before a kill, and others had not yet, is forgotten.
+        """
+        for one in self.saved:
+            one.drop_after(0)
         self.states = [self.programs.begin(s) for s in self.seeds]
         if params:
             self.states = [give_params(s, params) for s in self.states]
@@ -310,7 +315,13 @@ class Groups:
         return jax.device_get(take(self.states[group].params, at))
 
     def save(self, meta: dict[str, Any]) -> None:
-        """Save everything at this step; returns when it is copied."""
+        """Save everything at this step; returns when it is copied.
+
+        A save of one group deletes an older one, which the others still need until
+        theirs is written.
+        """
+        for one in self.saved:
+            one.wait()
         states = [*self.states, *[{"params": self.best}] * self.keeps]
         for one, state in zip(self.saved, states, strict=True):
             one.save(self.done, state, meta)
