@@ -81,6 +81,7 @@ def main(argv: Sequence[str]) -> int:
     check_recipe(args.track, config)
     validate.check(config)
     scorer = check_scored(config, args.scorer)
+    resolve.set_flags(config)  # before devices are looked at
     if wrong := check_devices(args.track, track):
         for seed, arguments in runs.items():
             print(shlex.join(command(arguments, path, seed)))
@@ -92,8 +93,9 @@ def main(argv: Sequence[str]) -> int:
         parsed = command_line.parse(arguments)
         overrides = json.loads(parsed.overrides)
         status = train.train(parsed.config, str(run), overrides=overrides, stop=stop)
-        if status:
-            return status
+        stop.training = False  # what follows has nothing to save, and ends at once
+        if status or stop.number:
+            return status or stop.status
         found.append(score(run, seed, track, text, scorer))
         write(path, {"track": args.track, "records": found})
     return report(args, track, path, found, theirs)

@@ -4,6 +4,7 @@
 import gzip
 import hashlib
 import json
+import os
 import random
 
 import pytest
@@ -186,3 +187,32 @@ def test_missing_flags():
         speedrun.main(["--data=x", "--workdir=y"])
     with pytest.raises(UserError, match="cpu20m"):
         speedrun.main(["--track=cpu2m", "--data=x", "--workdir=y"])
+
+
+@pytest.mark.usefixtures("no_listener")
+def test_flags_come_before_devices_and_a_signal_ends_what_saves_nothing(
+    data, tmp_path, monkeypatch
+):
+    seen = {}
+
+    def look(name, track):
+        seen["flags"] = os.environ["XLA_FLAGS"]
+        return ""
+
+    def train(config, workdir, overrides, stop):
+        stop.training, seen["stop"] = True, stop
+        return 0
+
+    def score(*run):
+        seen["training"] = seen["stop"].training
+        raise UserError("enough")
+
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setattr(speedrun, "check_devices", look)
+    monkeypatch.setattr(speedrun.train, "train", train)
+    monkeypatch.setattr(speedrun, "score", score)
+    flags = ["--track=cpu20m", f"--data={data}", f"--workdir={tmp_path / 'run'}"]
+    flags += [f"--config.data.cache={tmp_path}", "--config.deterministic=True"]
+    with pytest.raises(UserError, match="enough"):
+        speedrun.main(flags)
+    assert "deterministic_ops" in seen["flags"] and seen["training"] is False
