@@ -94,7 +94,7 @@ def test_a_config_by_path_and_from_another_directory(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "given, own, others",
     [
-        ("--config a.py --config.seed -3 --n 3", 4, 2),
+        ("--config a.py --config.seed -3 --n 3", 3, 2),
         ("--config.data.packed --runner=DirectRunner", 1, 1),
         ("--config.data.packed -h --configs x", 1, 3),
     ],
@@ -102,6 +102,8 @@ def test_a_config_by_path_and_from_another_directory(tmp_path, monkeypatch):
 def test_arguments_are_parted(given, own, others):
     found = arguments.part_arguments(given.split())
     assert [len(part) for part in found] == [own, others]
+    # Commands that look for it find the file in one form.
+    assert ("--config a.py" in given) == ("--config=a.py" in found[0])
 
 
 def test_overrides():
@@ -615,6 +617,8 @@ def test_a_config_in_a_folder_that_is_not_there():
         UserError, match=r"^--config=nodir/x\.py: there is no such file$"
     ):
         arguments.find_config("nodir/x.py:mini")
+    with pytest.raises(UserError, match=r"^--config=bert is no .* mean bert\.py\?$"):
+        arguments.find_config("bert:mini")
     with pytest.raises(UserError, match=r"did you mean 'finetune/classify\.py'"):
         arguments.find_config("finetune/clasify.py")
 

@@ -89,6 +89,10 @@ CASES = {
         lambda: learn(SMOKE, "--epochs=3"),
         "--epochs is unknown; did you mean --config.total.epochs=3?",
     ),
+    "a plain number of steps": (
+        lambda: learn(SMOKE, "--steps=3"),
+        "--steps is unknown; did you mean --config.total.steps=3?",
+    ),
     "another meaning": (
         lambda: learn(SMOKE, "--warmup_ratio=0.1"),
         "--warmup_ratio is unknown; did you mean --config.optim.warmup.percent? (a ",

@@ -36,6 +36,8 @@ def find_config(path: str) -> str:
     folder = Path(file).parent
     if folder.is_absolute() or not os.path.isdir(shipped / folder):
         raise UserError(f"--config={file}: there is no such file")
+    if f"{file}.py" in names:
+        raise UserError(f"--config={file} is no file; did you mean {file}.py?")
     raise registry.unknown("--config", file, names)
 
 
@@ -71,6 +73,8 @@ def check_type(path: str, config: Any) -> ConfigDict:
 def part_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Part the arguments into those that name a config or change its keys and others.
 
+    --config FILE is returned as --config=FILE, which is then easily found.
+
     >>> part_arguments(["--config.data.packed", "--n", "3", "--config.seed", "-3"])
     (['--config.data.packed', '--config.seed', '-3'], ['--n', '3'])
     """
@@ -80,9 +84,11 @@ def part_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     while rest:
         word = rest.pop(0)
         if re.match(r"--?config(?![^=.])", word):
-            own.append(word)
-            if "=" not in word and rest and not re.match("-+[a-z]", rest[0]):
-                own.append(rest.pop(0))
+            follows = "=" not in word and rest and not re.match("-+[a-z]", rest[0])
+            if follows and "." in word:
+                own += [word, rest.pop(0)]
+            else:
+                own.append(f"{word}={rest.pop(0)}" if follows else word)
         else:
             others.append(word)
     return own, others

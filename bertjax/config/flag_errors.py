@@ -30,7 +30,7 @@ OURS = {
     "optim.warmup.steps": "warmup_steps num_warmup_steps warmup_updates",
     "optim.warmup.percent; a share of 0.1 is 10 here": "warmup_ratio warmup_proportion",
     "total.epochs": "epochs num_epochs num_train_epochs max_epoch",
-    "total.steps": "max_steps num_train_steps train_steps max_update",
+    "total.steps": "steps max_steps num_train_steps train_steps max_update",
     "data.length": "max_length max_seq_len max_seq_length seq_length tokens_per_sample",
     "batch_size; of all devices together": (
         "per_device_train_batch_size train_batch_size"
