@@ -285,6 +285,24 @@ def test_output_is_utf_8_whatever_the_encoding_is(environment):
     assert (done.stdout, done.stderr) == ("é \\udcff\n".encode(), b"")
 
 
+def test_a_full_device_is_one_line(environment):
+    """Other errors of jax keep their traceback."""
+    code = (
+        "import jax, sys\nfrom bertjax.config import cli\n"
+        "def main(argv): raise jax.errors.JaxRuntimeError(argv[0])\ncli.command(main)"
+    )
+    said = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 20.0GiB.\nMore"
+    for text, full in ((said, True), ("INTERNAL: no such kernel", False)):
+        done = subprocess.run(
+            [sys.executable, "-c", code, text],
+            env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == (2 if full else 1)
+        assert ("Traceback" in done.stderr) != full
+        if full:
+            refused(done, "trying to allocate 20.0GiB)", "batch_size", "model.remat")
+
+
 def test_show_hashes_do_not_depend_on_where_or_how(command, arguments):
     def show(*more):
         return json.loads(

@@ -2,6 +2,7 @@
 """Run a command: its exit status, and what it prints for people."""
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 
@@ -11,6 +12,20 @@ from bertjax import RunError, UserError
 def say(text: str) -> None:
     """Speak on stderr: stdout belongs to results."""
     print(text, file=sys.stderr, flush=True)
+
+
+def why_no_memory(error: Exception) -> str:
+    """Return jax's words where a device has too little memory, "" of other errors.
+
+    >>> class JaxRuntimeError(RuntimeError): pass
+    >>> why_no_memory(JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory: 9 GiB.\\nA"))
+    'Out of memory: 9 GiB'
+    """
+    text, names = str(error), ("JaxRuntimeError", "XlaRuntimeError")
+    if type(error).__name__ not in names or "RESOURCE_EXHAUSTED" not in text:
+        return ""
+    found = re.search("(Ran out|Out) of memory.*", text) or [text]
+    return found[0].split("\n")[0].strip(" .")[:200]
 
 
 def command(main: Callable[[Sequence[str]], int | None]) -> None:
@@ -29,6 +44,15 @@ def command(main: Callable[[Sequence[str]], int | None]) -> None:
         status = 130
     except BrokenPipeError:  # head, less and the like have read enough
         status = 0
+    except Exception as e:
+        if not (reason := why_no_memory(e)):
+            raise
+        say(
+            f"error: the device's memory is full ({reason}): make batches smaller "
+            "(batch_size); training has accumulate and model.remat=full too, "
+            "docs/training.md"
+        )
+        status = 2
     sys.stdout.flush()
     sys.stderr.flush()
     # Threads of tf.data and of a library import may still run: nothing is left to do.
