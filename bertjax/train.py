@@ -80,9 +80,11 @@ def train(
     path = None if dry_run else manifest.as_path(directory)
     # What can be seen to be wrong is refused before jax is imported.
     validate.check(config)
-    if config.init_from and not (path and manifest.steps(path)):
+    goes_on = bool(path and manifest.steps(path))
+    # Of a run that goes on it may be gone, unless its vocabulary is the run's.
+    if config.init_from and not (goes_on and config.data.vocab):
         init_from.check_init_from(config.init_from)
-    if config.teacher and not (path and manifest.steps(path)):
+    if config.teacher and not goes_on:
         init_from.check_init_from(config.teacher, key="teacher")
     prepared_text.check_inputs(config)
     if path is not None:

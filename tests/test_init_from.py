@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import UserError
+from bertjax import RunError, UserError, train
 from bertjax.assembly import command_line, init_from
 from bertjax.checkpoints.manager import Checkpoints
 from bertjax.config import schema
@@ -98,3 +98,18 @@ def test_a_masked_lm_becomes_electras_discriminator(tmp_path):
     taken = init_from.take(str(tmp_path), tokenizer, asked, said.append, {})
     jax.tree.map(np.testing.assert_array_equal, taken, {"encoder": there["encoder"]})
     assert any("the generator begins anew" in line for line in said)
+
+
+def test_a_run_goes_on_without_what_it_began_from_but_for_its_vocabulary(tmp_path):
+    """Else it would train a tokenizer, and say that the text changed."""
+    (tmp_path / "run/checkpoints/1").mkdir(parents=True)
+    given = ["--config=bert.py:smoke", f"--config.init_from={tmp_path / 'gone'}"]
+    for vocab, words in (
+        ("", "gone: no such directory"),
+        ("ids:9", "no checkpoint of .* is whole"),
+    ):
+        made = command_line.parse([*given, f"--config.data.vocab={vocab}"]).config
+        made.data.train = made.data.valid = str(tmp_path / "text.txt")
+        (tmp_path / "text.txt").write_text("4 5 6\n")
+        with pytest.raises((UserError, RunError), match=words):
+            train.train(made, str(tmp_path / "run"))
