@@ -185,12 +185,18 @@ def check_shapes(trees: Sequence[Any]) -> None:
 
 
 def make_tx(
-    config: ConfigDict, warmup: int, total: int, decay: int = 0, lr: Any = None
+    config: ConfigDict,
+    warmup: int,
+    total: int,
+    decay: int = 0,
+    lr: Any = None,
+    backend: str = "",
 ) -> tuple[Any, Any]:
     """Make the schedule and the optax transform; durations are in steps.
 
     decay: the length of the last part of schedules that have one. lr: instead of the
-    config's. Raises UserError for settings that do not go together.
+    config's. backend: of the devices, which decides what optim.ns_dtype=fast is, by
+    default jax's. Raises UserError for settings that do not go together.
     """
     o = config.optim
     power = schema.power_in_effect(o.schedule, o.power)
@@ -199,7 +205,8 @@ def make_tx(
     )
     keys = "wd cautious_decay b1 b2 eps bias_correction ns_dtype clip layer_decay"
     settings = {key: o[key] for key in keys.split()}
-    settings["ns_dtype"] = resolve.dtype_of(o.ns_dtype, jax.default_backend())
+    backend = backend or jax.default_backend()
+    settings["ns_dtype"] = resolve.dtype_of(o.ns_dtype, backend)
     settings["zeros"] = [rule.pattern for rule in read_keep_zeros(o.keep_zeros)]
     rates = read_rates(o.rates)
     return schedule, optim.make_optimizer(o.name, schedule, rates=rates, **settings)
@@ -286,7 +293,9 @@ def make_update(
     """
     check_whole_batch(config, objective, mesh)
     check_average(tail, total)
-    schedule, tx = make_tx(config, warmup, total, decay)
+    # Devices of a topology (preflight) are not those that are here.
+    backend = mesh.devices.flat[0].platform
+    schedule, tx = make_tx(config, warmup, total, decay, backend=backend)
 
     def init() -> Any:
         return objective.init(jax.random.key(config.seed))

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
-from bertjax.assembly import resolve
+from bertjax.assembly import resolve, train_step
 from bertjax.config import base
 
 
@@ -43,3 +46,22 @@ def test_up_to_twelve_layers_are_no_loop_on_an_accelerator(backend):
     assert resolve.encoder_config(config, 100, "cpu").unroll == 0
     config.model.unroll = 2
     assert resolve.encoder_config(config, 100, backend).unroll == 2
+
+
+def test_updates_are_made_for_the_devices_of_the_mesh(monkeypatch):
+    """Those of preflight's topologies are not here."""
+    config, made = base(), []
+    config.optim.name, config.optim.ns_dtype = "muon", "fast"
+
+    def make_optimizer(*given, ns_dtype, **settings):
+        made.append(ns_dtype)
+        raise StopIteration
+
+    monkeypatch.setattr(resolve, "cpu_multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(train_step.optim, "make_optimizer", make_optimizer)
+    for platform in ("tpu", "cpu"):
+        mesh = SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)]))
+        with pytest.raises(StopIteration):
+            objective = SimpleNamespace(whole_batch=None)
+            train_step.make_update(config, objective, mesh, 1, 10)
+    assert made == ["bfloat16", "float32"]
