@@ -516,6 +516,7 @@ def test_registry():
         "optim.lr=-1",
         "optim.lr=nan",
         "optim.b1=2",
+        "optim.eps=0",
         "guard.factor=0.5",
         "data.short_seq_prob=7",
         "eval.examples=-5",

@@ -81,7 +81,7 @@ RANGES = {
     "optim.wd": (0, 3e38),
     "optim.b1": (0, 1 - 1e-9),
     "optim.b2": (0, 1 - 1e-9),
-    "optim.eps": (0, 1),
+    "optim.eps": (1e-30, 1),  # with 0 what has no gradient would become nan
     "optim.clip": (0, 3e38),
     "optim.layer_decay": (0, 1),
     "optim.power": (0, 100),
