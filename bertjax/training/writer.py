@@ -123,9 +123,9 @@ class WandbWriter(Writer):
 
         own = hashlib.sha256(str(workdir).encode()).hexdigest()[:8]
         name = f"{workdir.name}-{own}"
-        self.run = wandb.init(
-            dir=str(workdir), id=name, name=workdir.name, resume="allow"
-        )
+        # Its own files are on a disk: in a bucket's workdir they would go to gs:/ here.
+        place = None if is_remote(workdir) else str(workdir)
+        self.run = wandb.init(dir=place, id=name, name=workdir.name, resume="allow")
 
     def write(self, row: Row) -> None:
         self.run.log(row, step=row["step"])
@@ -157,12 +157,23 @@ def find_writer(name: str) -> type:
 
 
 def make_writers(names: str, workdir: Any, step: int) -> list[Writer]:
-    """Open the writers of "jsonl,tensorboard"; metrics.jsonl is written in any case."""
-    wanted = dict.fromkeys(["jsonl", *registry.split_list(names)])
-    try:
-        return [find_writer(n)(workdir, step) for n in wanted]
-    except OSError as e:
-        raise UserError(f"--workdir={workdir} cannot be written: {e}") from e
+    """Open the writers of "jsonl,tensorboard"; metrics.jsonl is written in any case.
+
+    Raises UserError where one cannot be opened, such as wandb where nobody logged in.
+    """
+    made = []
+    for name in dict.fromkeys(["jsonl", *registry.split_list(names)]):
+        kind = find_writer(name)
+        try:
+            made.append(kind(workdir, step))
+        except UserError:
+            raise
+        except OSError as e:
+            raise UserError(f"--workdir={workdir} cannot be written: {e}") from e
+        except Exception as e:  # whatever a service or a class from outside may do
+            reason = f"{type(e).__name__}: " + " ".join(str(e).split())
+            raise UserError(f"log.writers: {name!r} cannot begin: {reason}") from e
+    return made
 
 
 class ProgressWriter(Writer):

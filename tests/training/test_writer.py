@@ -3,6 +3,7 @@ import io
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -144,6 +145,20 @@ def test_names(tmp_path, monkeypatch):
     assert made[1].at == (tmp_path, 3)
     (only,) = w.make_writers("", tmp_path, 0)
     assert isinstance(only, w.JsonlWriter), "metrics.jsonl is written in any case"
+
+
+def test_a_service_that_refuses_is_told_in_a_line(tmp_path, monkeypatch):
+    """As wandb.init does where there is no key."""
+
+    def init(**settings):
+        raise ValueError("api_key not configured\n(no-tty)")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init, __spec__=1))
+    words = (
+        r"log\.writers: 'wandb' cannot begin: ValueError: api_key not .* \(no-tty\)$"
+    )
+    with pytest.raises(UserError, match=words):
+        w.make_writers("wandb", tmp_path, 0)
 
 
 @pytest.mark.parametrize(
