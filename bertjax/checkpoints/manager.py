@@ -93,6 +93,9 @@ class Checkpoints:
             if self.primary:
                 manifest.write_manifest(temporary)
                 if temporary.name != str(step):
+                    if (self.folder / str(step)).exists():
+                        # In a notebook a run that was interrupted saved it meanwhile.
+                        self._delete(step)
                     temporary.rename(self.folder / str(step))
         except BaseException as e:  # wait raises it in the loop's thread
             if self.primary:

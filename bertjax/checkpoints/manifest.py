@@ -30,7 +30,8 @@ META = "meta.json"
 def as_path(path: str | Path) -> Any:
     """Return an absolute path object (orbax wants one); gs:// through etils.
 
-    Raises UserError for other kinds of URLs, and where one cannot be reached.
+    Raises UserError for other kinds of URLs, for gs: without its //, which would be a
+    directory here, and where one cannot be reached.
     """
     if is_remote(path):
         from etils import epath
@@ -45,6 +46,8 @@ def as_path(path: str | Path) -> Any:
                 "directory, or a bucket that you can read, gs://BUCKET/DIRECTORY"
             ) from None
         return found
+    if str(path).startswith("gs:"):
+        raise UserError(f"{path}: a bucket is written gs://BUCKET/DIRECTORY")
     return expand(path).absolute()
 
 

@@ -161,6 +161,18 @@ def test_what_cannot_be_deleted_costs_no_new_one(saved, tmp_path, monkeypatch, r
     equal(checkpoints.restore(2, wanted), state)
 
 
+def test_a_step_that_was_saved_meanwhile_is_saved_again(saved, tmp_path):
+    """By a run of the same process that was interrupted while it saved."""
+    state, wanted = make()
+    newer = state._replace(params=jax.tree.map(lambda x: x + 1, state.params))
+    for checkpoints, one in ((saved(), state), (saved(), newer)):
+        checkpoints.save(1, one, {})
+        checkpoints.wait()
+        equal(checkpoints.restore(1, wanted), one)
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["1"]
+    assert not manifest.problem(tmp_path / "checkpoints/1")
+
+
 def test_leftovers_of_a_killed_run_go(saved, tmp_path):
     for name in ("saving-4", "deleting-2", "3"):
         (tmp_path / "checkpoints" / name / "state").mkdir(parents=True)

@@ -204,6 +204,8 @@ def test_a_step_that_is_gone(workdir):
 def test_a_relative_workdir_becomes_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert manifest.as_path("runs/x") == tmp_path / "runs" / "x"
+    with pytest.raises(UserError, match="gs:/bucket/x: a bucket is written gs://"):
+        manifest.as_path("gs:/bucket/x")
 
 
 def test_a_second_start_does_not_begin_anew(tmp_path):
