@@ -140,7 +140,8 @@ class SweepLoop(Loop):
         self.groups.advance(batch, self.scores.ended)
         self.state.step += 1
         if self.tokens is not None:
-            rows = batch["attention_mask"][: len(self.runs)]
+            # As a run counts them (training/step.py).
+            rows = batch.get("text_tokens", batch["attention_mask"])[: len(self.runs)]
             real = rows.reshape(len(rows), -1).sum(axis=1).tolist()
             self.tokens = [n + m for n, m in zip(self.tokens, real, strict=True)]
         self.progress.add(1)
