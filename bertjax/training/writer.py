@@ -161,11 +161,11 @@ def make_writers(names: str, workdir: Any, step: int) -> list[Writer]:
 
     Raises UserError where one cannot be opened, such as wandb where nobody logged in.
     """
-    made = []
+    writers: list[Writer] = []
     for name in dict.fromkeys(["jsonl", *registry.split_list(names)]):
         kind = find_writer(name)
         try:
-            made.append(kind(workdir, step))
+            writers.append(kind(workdir, step))
         except UserError:
             raise
         except OSError as e:
@@ -173,7 +173,7 @@ def make_writers(names: str, workdir: Any, step: int) -> list[Writer]:
         except Exception as e:  # whatever a service or a class from outside may do
             reason = f"{type(e).__name__}: " + " ".join(str(e).split())
             raise UserError(f"log.writers: {name!r} cannot begin: {reason}") from e
-    return made
+    return writers
 
 
 class ProgressWriter(Writer):
