@@ -172,11 +172,12 @@ def test_a_budget_and_its_repetition(command, arguments, tmp_path):
     assert rows[-1]["budget/share"] == 1 and rows[-1]["optim/lr"] == 0
     assert times == sorted(times) and times[-1] >= 1.2 and len(times) == last
     assert "is done" in succeeded(command("train", *given, f"--workdir={first}")).stderr
-    again = cut(first, tmp_path / "again", 1)
-    succeeded(command("train", *given, f"--workdir={again}"))
-    assert timeless(read_rows(again)) == timeless(read_rows(first))
-    for part in ("params", "ema"):
-        assert parameters(again, part) == parameters(first, part)
+    for step in (1, last - 1):  # before the update that is made after the end, too
+        again = cut(first, tmp_path / f"from-{step}", step)
+        succeeded(command("train", *given, f"--workdir={again}"))
+        assert timeless(read_rows(again)) == timeless(read_rows(first))
+        for part in ("params", "ema"):
+            assert parameters(again, part) == parameters(first, part)
 
 
 @pytest.mark.parametrize(
