@@ -135,7 +135,7 @@ def describe(found: dict[str, Any]) -> Iterator[str]:
         cells = {k: "-" if v is None else v for k, v in row.items()}
         cells |= {"std": "one seed"} if row["n"] == 1 and not row["lost"] else {}
         yield (
-            f"{row['valid']:12} {row['lr']:8.1e} {row['metric']:16} {row['n']:3d} "
+            f"{row['valid']:12} {row['lr']:8g} {row['metric']:16} {row['n']:3d} "
             + " ".join(
                 f"{v:8.4f}" if isinstance(v, float) else f"{v:>8}"
                 for v in (cells[k] for k in ("median", "std", "min", "max"))

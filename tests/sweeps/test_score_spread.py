@@ -105,3 +105,11 @@ def test_sets_have_scores_of_their_own():
     assert "1 not finite" in "".join(score_spread.describe(found))
     with pytest.raises(UserError, match="v2's f1 is not finite"):
         standings([rows[2]], runs[1:], "eval/v2/f1").summarise()
+
+
+def test_rates_are_written_as_they_were_given():
+    """1.25e-5 is not 1.2e-5, which may be another of the rates."""
+    rows = [scored(valid="v", f1=0.5, lr=rate) for rate in (1.25e-5, 1.2e-5)]
+    found = standings(rows, [(0, row["lr"]) for row in rows], "eval/v/f1").summarise()
+    cells = [line.split()[1] for line in score_spread.describe(found)][1:3]
+    assert cells == ["1.25e-05", "1.2e-05"]
