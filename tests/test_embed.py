@@ -16,6 +16,7 @@ from bertjax import UserError, convert, embed
 from bertjax.assembly.models import open_model
 from bertjax.config.schema import base
 from bertjax.inference import embed_texts, forward
+from bertjax.inference.cross_encoder import CrossEncoder
 from bertjax.interop import sentence_transformers
 from bertjax.interop.sentence_transformers import Sentences
 from bertjax.models import encoder
@@ -380,6 +381,31 @@ def test_a_cross_encoder_has_no_vectors(trained, exported, text, tmp_path, capsy
     convert.main([f"--from={theirs}", f"--to={back}", "--format=hf"])
     read = sentence_transformers.read(back, "")
     assert (read.kind, read.activation, read.longest) == ("cross", "a.Sigmoid", 20)
+
+
+def test_a_cross_encoder_of_others_reads_two_texts(exported, tmp_path):
+    """Its config.json says a head of one class, and nothing of columns."""
+    import shutil
+
+    from safetensors.numpy import load_file, save_file
+
+    shutil.copytree(exported, theirs := tmp_path / "theirs")
+    told = json.loads((theirs / "config.json").read_text())
+    told["architectures"] = ["BertForSequenceClassification"]
+    told["id2label"] = {"0": "LABEL_0"}
+    (theirs / "config.json").write_text(json.dumps(told))
+    tensors = load_file(file := theirs / "model.safetensors")
+    draw = np.random.default_rng(0).normal(size=(1, 32)).astype(np.float32)
+    tensors |= {"classifier.weight": draw, "classifier.bias": np.zeros(1, np.float32)}
+    save_file(tensors, file)
+    pairs = np.array([[0, 0], [0, 1], [1, 0]])
+    texts = ["the list", "a value"], ["a list of words", "the value"]
+    scores = CrossEncoder(str(theirs), "--rerank").score(*texts, pairs)
+    assert len({*scores.tolist()}) == 3
+    # A regression of ours that was learnt of one text is refused.
+    (theirs / "config.json").write_text(json.dumps({**told, "bertjax_text": "text"}))
+    with pytest.raises(UserError, match=r"--rerank=.*theirs scores one text, and a"):
+        CrossEncoder(str(theirs), "--rerank")
 
 
 def test_limits_and_prompts_of_a_directory(exported, text, tmp_path, capsys):

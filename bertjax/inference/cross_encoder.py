@@ -6,20 +6,31 @@ from collections.abc import Sequence
 import numpy as np
 
 from bertjax import UserError
+from bertjax.assembly import models
 from bertjax.inference import predict_rows
+from bertjax.tasks import hf_task_config
 from bertjax.tasks.task_rows import Ragged
 from bertjax.tasks.text_rows import Texts
 
 __all__ = ["CrossEncoder", "rerank"]
 
 OBJECTIVES = ("rerank", "regress")  # whose model says a number of two texts
+PAIR = ("query", "passage")
+COLUMN = f"{hf_task_config.PREFIX}text"  # in config.json of an export of ours
 
 
 class CrossEncoder:
     """An open cross-encoder. Raises UserError for a model that is none."""
 
     def __init__(self, path: str, flag: str, dtype: str = "float32") -> None:
-        self.model = predict_rows.open_finetuned(path, dtype, flag=flag)
+        opened = models.open_model(path, flag)
+        # config.json of others does not say whether texts came alone or in pairs.
+        raw = opened.meta.get("hf", {})
+        is_untold = opened.config.objective in OBJECTIVES and raw and COLUMN not in raw
+        columns = ",".join(PAIR) if is_untold else ""
+        self.model = predict_rows.open_finetuned(
+            path, dtype, flag=flag, columns=columns, opened=opened
+        )
         if self.model.config.objective not in OBJECTIVES:
             raise UserError(
                 f"{flag}={path} is of objective={self.model.config.objective}, and no "
@@ -47,7 +58,7 @@ class CrossEncoder:
             used, which = np.unique(numbers, return_inverse=True)
             ids = self.model.tokenizer.encode_batch([of[i] for i in used])
             texts.append(Ragged.of([ids[i] for i in which]))
-        form = self.model.form._replace(columns=("query", "passage"))
+        form = self.model.form._replace(columns=PAIR)
         first, second = (text.counts(self.model.tokenizer) for text in texts)
         counts = first + second
         rows = Texts(form, counts, tuple(texts)).plan(self.model.config.data.length)

@@ -10,9 +10,14 @@ import numpy as np
 
 from bertjax import UserError, registry
 from bertjax.data.corpus.line_repair import load_json
+from bertjax.data.tokenizers.tokenizer import SPACELESS
 from bertjax.tasks import squad_files, tables
 from bertjax.tasks.tables import Columns, Row, Say, silent
 from bertjax.tasks.task_rows import ASKING
+
+TEXTS = {key for text, pair, *_ in ASKING for key in (text, pair)}
+# What goes on a word: scripts without spaces do not.
+LETTER = rf"[^\W{SPACELESS.pattern[1:-1]}]"
 
 
 def parse_questions(text: str, name: str, say: Say = silent) -> list[dict[str, Any]]:
@@ -69,7 +74,7 @@ def _parted(columns: Columns) -> tuple[dict[str, str], dict[str, str]]:
 
 def _answered(columns: Columns, rows: list[Row], say: Say) -> list[Row]:
     """Leave out questions without an answer, where a column of answers is asked for."""
-    label = next((columns[key] for *_, key in ASKING if key in columns), None)
+    label = next((x for key, x in columns.items() if key not in TEXTS), None)
     bare = [row.place for row in rows if row.cells.get(label) == []]
     tables.report(say, bare, "question", " without an answer, left out")
     kept = [row for row in rows if row.cells.get(label) != []]
@@ -133,7 +138,7 @@ def find_answers(
     """Return the first and last token of each place where an answer stands.
 
     chars: i32 [tokens, 2], the characters of each. Case plays no part, and what stands
-    inside a word is no answer.
+    inside a word is no answer; in scripts without spaces words end anywhere.
 
     >>> find_answers("1945, 45", ["45"], np.array([[0, 4], [4, 5], [6, 8]]))
     [(2, 2)]
@@ -142,8 +147,8 @@ def find_answers(
     for answer in answers:
         words = answer.split()
         pattern = r"\s+".join(map(re.escape, words))
-        before = r"(?<!\w)" * bool(re.match(r"\w", words[0]))
-        after = r"(?!\w)" * bool(re.search(r"\w$", words[-1]))
+        before = rf"(?<!{LETTER})" * bool(re.match(LETTER, words[0]))
+        after = rf"(?!{LETTER})" * bool(re.search(rf"{LETTER}$", words[-1]))
         for hit in re.finditer(f"{before}{pattern}{after}", text, re.IGNORECASE):
             inside = (chars[:, 1] > hit.start()) & (chars[:, 0] < hit.end())
             places = np.flatnonzero(inside & (chars[:, 0] < chars[:, 1]))

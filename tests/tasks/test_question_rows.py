@@ -100,6 +100,10 @@ def test_lines_of_questions():
     assert [q.id for q in found.questions] == ["0", "1"]
     with pytest.raises(UserError, match="-:1: question and context"):
         parse_text('{"question": 3, "context": "Ann."}', "-")
+    with pytest.raises(UserError, match="-:1: question and context"):
+        parse_text(2 * '{"context": "Ann."}\n', "-")
+    (found,) = parse_text(f"[\n {lines},\n {lines}]", "a.json")
+    assert [q.text for q in found.questions] == ["Who?", "Who?"]
 
 
 def test_files_and_what_is_said_of_them(tokenizer, tmp_path):

@@ -20,7 +20,7 @@ from bertjax.tasks.open_questions import (
     read_found,
 )
 from bertjax.tasks.passage_index import Passage, PassageIndex
-from bertjax.tasks.task_rows import Form, Limits
+from bertjax.tasks.task_rows import Asking, Form, Limits
 from bertjax.tasks.types import read
 
 SPECIALS = SimpleNamespace(cls_id=1, sep_id=2, pad_id=0, vocab_size=50)
@@ -102,6 +102,19 @@ def test_answers_of_several_words():
     found = find_answers("New- York New", ["new- york", "York"], chars)
     assert found == [(0, 2), (2, 2)]
     assert find_answers("New- York New", ["Yor", "ew"], chars) == []
+
+
+@pytest.mark.parametrize(
+    "text, answers, found",
+    [
+        ("首都是巴黎。", ["巴黎"], [(3, 4)]),
+        ("パリのSeine川", ["パリ", "seine"], [(0, 1), (3, 7)]),
+        ("Seineparis川", ["Seine"], []),
+    ],
+)
+def test_answers_in_scripts_without_spaces(text, answers, found):
+    chars = np.array([[i, i + 1] for i in range(len(text))])
+    assert find_answers(text, answers, chars) == found
 
 
 def outputs_of(rows, best, priors):
@@ -326,6 +339,9 @@ def test_questions_that_have_no_answer(tmp_path):
     assert len(asked) == 3
     with pytest.raises(UserError, match=r"t:1: no question has an answer \(answers"):
         parse_found(json.dumps(rows[0]), "t", FORM.keys())
+    # objective=rag calls the column of the answers task.target.
+    targets = FORM._replace(asking=Asking(label="task.target")).keys()
+    assert len(read_found(str(file), "data.train", targets)) == 2
 
 
 def test_questions():

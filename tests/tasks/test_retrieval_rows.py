@@ -373,6 +373,21 @@ def test_copies_of_an_answer_are_no_candidates(tokenizer, tmp_path):
     assert found == {0: {3, 4, 5, 7}, 1: {3, 4, 6, 7}, 2: {4, 5, 7}}
 
 
+def test_a_copy_of_an_answer_is_no_given_negative(tokenizer):
+    """Of one query it is given as one; another row has a real one beside it."""
+    passages = ["a list", "A list", "b", "c"]  # two are one to the tokenizer
+    grades = [{0: 1, 1: 0, 2: 0}]
+    collection = Collection(passages, ["q"], grades, [-1])
+    form = FORM._replace(drawn=2)
+    rows = rerank.make_rows([collection], form, tokenizer, True).plan(32)
+    assert rows.identity.tolist() == [0, 0, 2, 3]
+    example = np.zeros(50, np.int64)
+    batch = rows.gather(example, counter_rng.fold(0, np.arange(50)), tokenizer)
+    ids = batch["input_ids"]
+    assert not (ids[:, 1:] == ids[:, :1]).all(-1).any()
+    assert (batch["choice_weights"][:, 1:].sum(axis=1) > 0).all()
+
+
 def test_a_cross_encoder_needs_a_wrong_passage(tokenizer):
     collection = Collection(["a", "a"], ["q", "p"], [{0: 1}, {1: 1}], [-1, -1])
     with pytest.raises(UserError, match="all passages are the same, and a query needs"):

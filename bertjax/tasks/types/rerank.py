@@ -83,13 +83,13 @@ class Listed(_Together, Pairs):
         missing = 1 + self.choices - members.shape[1]
         fill = np.full((len(members), missing), -1)
         members = np.concatenate([members, fill], axis=1)
-        query = members[:, 0]
+        query, most = members[:, 0], np.full(len(members), len(self.identity))
         for slot in range(2, members.shape[1]):
             draw = counter_rng.fold(keys, "passage", slot)
-            most = len(self.identity)
-            other = counter_rng.below(draw, 0, np.full(len(members), most))
-            is_relevant = self.is_relevant(query, other)
-            other = np.where(is_relevant, -1, self.queries + other)
+            other = self.queries + counter_rng.below(draw, 0, most)
+            for found in (members[:, slot], other):  # a given one may be a copy, too
+                number = np.maximum(found - self.queries, 0)
+                found[self.is_relevant(query, number)] = -1
             empty = members[:, slot] < 0
             members[empty, slot] = other[empty]
         query, passage = np.repeat(query, self.choices), members[:, 1:].ravel()

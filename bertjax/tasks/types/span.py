@@ -73,10 +73,12 @@ def read_tfds(name: str, key: str) -> list[Questions]:
 def parse_text(
     text: str, name: str, columns: Columns | None = None, say: Say = silent
 ) -> list[Questions]:
-    """Read SQuAD's JSON, or JSON lines of questions with their contexts: one file, or
-    standard input."""
+    """Read SQuAD's JSON, or JSON lines of questions with their contexts, or a list of
+    these: one file, or standard input."""
     first = text.lstrip().partition("\n")[0]
-    if '"question"' not in first or '"data"' in first or '"paragraphs"' in first:
+    asks = any(f'"{key}"' in first for key in ("question", "context"))
+    is_whole = '"data"' in first or '"paragraphs"' in first or not asks
+    if is_whole and first[:1] != "[":
         return [squad_files.questions_of(load_json(text, name), name)]
     read = Questions(source=name)
     rows = [*tables.parse_rows(text, "json", name, {}, say)]
