@@ -136,13 +136,16 @@ def read_sets(args: Any, model: embed_texts.Embedder) -> dict[str, Collection]:
 def measure(
     collection: Collection, found: np.ndarray, intervals: bool = False
 ) -> dict[str, float]:
-    """Return the means of all measures, with their 95% intervals."""
+    """Return the means of all measures, with their 95% intervals where these are
+    known."""
     grades, out = collection.grades, {}
     # Queries with the same answer resemble each other: they are one draw.
     same = np.array([min(p for p in of if of[p] > 0) for of in grades])
     for name, each in search_measures.measure(found, grades).items():
         out[name] = float(each.mean())
-        width = half_width(each, np.ones_like(each), same) if intervals else None
+        width = None
+        if intervals and np.ptp(each):  # else how much queries scatter is not known
+            width = half_width(each, np.ones_like(each), same)
         if width is not None:
             out[f"{name}_ci95"] = width
     return out
@@ -242,4 +245,4 @@ def mine(
 def say_cut(model: embed_texts.Embedder, cut: int) -> None:
     """Say how many texts were cut."""
     if cut:
-        cli.say(f"{cut:,} texts cut at {model.how.longest} tokens")
+        cli.say(f"{counted(cut, 'text')} cut at {model.how.longest} tokens")

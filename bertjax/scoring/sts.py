@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax import UserError
+from bertjax import UserError, counted
 from bertjax.config import cli
 from bertjax.data.corpus.sources import named_sources
 from bertjax.inference import embed_texts
@@ -71,7 +71,7 @@ def read_pairs(
             "to correlate with"
         )
     if empty := sum(not text.strip() for text in texts):
-        cli.say(f"{value}: {empty:,} texts are empty, and are kept")
+        cli.say(f"{value}: {counted(empty, 'empty text')}, kept")
     return texts, scores
 
 

@@ -22,7 +22,8 @@ LETTER = rf"[^\W{SPACELESS.pattern[1:-1]}]"
 
 def parse_questions(text: str, name: str, say: Say = silent) -> list[dict[str, Any]]:
     """Read SQuAD's JSON, of which contexts are left out; or JSON lines, or a list, of
-    objects with a question, whose other cells stay as they are; else a question a line.
+    objects with a question, or a table (.tsv, .csv), whose other cells stay as they
+    are; else a question a line.
 
     Returns objects with a `question`, and of SQuAD `id` and `answers`. Raises
     UserError, naming the place.
@@ -34,8 +35,9 @@ def parse_questions(text: str, name: str, say: Say = silent) -> list[dict[str, A
             {"id": q.id, "question": q.text, "answers": [*dict.fromkeys(q.answers)]}
             for q in asked.questions
         ]
-    if is_json:
-        rows = tables.parse_rows(text, "json", name, {"question": "question"}, say)
+    kind = "json" if is_json else tables.kind_of(name)
+    if kind in ("json", "tsv", "csv"):
+        rows = tables.parse_rows(text, kind, name, {"question": "question"}, say)
         found = [(dict(row.cells), row.place) for row in rows]
         for cells, place in found:
             if not isinstance(cells["question"], str):

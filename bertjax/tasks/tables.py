@@ -145,11 +145,15 @@ def parse_lines(
 
 def read_file(path: str, columns: Columns, say: Say = silent) -> list[Row]:
     """Read the rows of one file, as `read_rows` does."""
-    suffix = SUFFIX.search(path)
-    if suffix is None:
+    if not (kind := kind_of(path)):
         raise UserError(f"{path}: a table has to be a .tsv, .csv or .jsonl file")
-    kind = suffix[1].lower().removesuffix("l")
     return list(parse_rows(read_text(path), kind, path, columns, say))
+
+
+def kind_of(path: str) -> str:
+    """Return the kind of table that a file's name says (`parse_rows`), or ""."""
+    suffix = SUFFIX.search(path)
+    return suffix[1].lower().removesuffix("l") if suffix else ""
 
 
 def has_objects(text: str) -> bool:
@@ -159,8 +163,7 @@ def has_objects(text: str) -> bool:
 
 def is_json(path: str) -> bool:
     """Whether a file's name says that it holds JSON lines."""
-    suffix = SUFFIX.search(path)
-    return suffix is not None and suffix[1].lower().startswith("json")
+    return kind_of(path) == "json"
 
 
 def read_text(path: str) -> str:

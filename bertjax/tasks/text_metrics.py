@@ -7,6 +7,7 @@ right texts the best. Both libraries are the extra `text`.
 """
 
 import importlib.util
+import re
 from collections.abc import Callable, Iterable, Sequence
 
 from bertjax import UserError
@@ -48,6 +49,11 @@ def rouge(
     pairs = zip(texts, references, strict=True)
     scores = [scorer.score_multi([*right], text) for text, right in pairs]
     return {k: sum(s[k].fmeasure for s in scores) / len(scores) for k in names}
+
+
+def has_rouge(text: str) -> bool:
+    """Whether a text has a word by rouge-score, which knows a to z and digits alone."""
+    return re.search("[a-z0-9]", text.lower()) is not None
 
 
 def distinct(texts: Sequence[str], n: int) -> float:

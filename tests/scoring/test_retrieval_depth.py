@@ -34,3 +34,11 @@ def test_a_cross_encoder_orders_as_many_as_depth_says(depth, found, monkeypatch)
     args |= {"workdir": "", "model": "m", "rerank": "r", "depth": depth}
     scores = retrieval.score(SimpleNamespace(**args), "m", "--model").objects[0]
     assert scores["mrr@10"] == scores["recall@100"] == found
+
+
+def test_scores_that_are_all_the_same_have_no_interval():
+    collection = Collection([""] * 3, [""] * 3, [{0: 1}, {1: 1}, {2: 1}], [-1] * 3)
+    found = np.array([[0, 1, 2], [1, 0, 2], [0, 1, 2]])
+    scores = retrieval.measure(collection, found, True)
+    assert scores["recall@1"] == pytest.approx(2 / 3) and scores["recall@1_ci95"] > 0
+    assert scores["recall@5"] == 1 and "recall@5_ci95" not in scores

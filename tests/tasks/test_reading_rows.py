@@ -367,3 +367,8 @@ def test_questions():
     assert row == {"id": "1", "question": "what?", "answers": ["b"]}
     (row,) = parse_questions(json.dumps(squad), "q")
     assert row["id"] == "1"
+    # Tables are no questions a line: answers would be asked for with them.
+    table = "question\tanswers\nwho?\tI\n"
+    assert parse_questions(table, "q.tsv") == [{"question": "who?", "answers": "I"}]
+    with pytest.raises(UserError, match=r"q\.csv: question='question' is unknown"):
+        parse_questions("who?\nwhy?\n", "q.csv")

@@ -209,6 +209,20 @@ def config_of(*flags):
     return command_line.parse(["--config=finetune/seq2seq.py", *flags]).config
 
 
+def test_targets_that_rouge_does_not_know_are_said():
+    pytest.importorskip("rouge_score")
+    rows = ("a", "巴黎"), ("a", ["巴黎", "Paris"]), ("a", "42")
+    cells = [{"text": text, "target": target} for text, target in rows]
+    examples = [tables.Row(one, f"t.jsonl:{i}") for i, one in enumerate(cells, 1)]
+    said = []
+    form = FORM._replace(metrics=("rougeL",))
+    make_sequences(examples, form, Letters(), True, said.append)
+    assert said == [
+        "1 row with a target without a letter a to z or a digit: its ROUGE is 0: "
+        "t.jsonl:1"
+    ]
+
+
 def test_columns_are_text_and_target():
     config = config_of("--config.data.vocab=x")
     prepare_task.check_task(config)

@@ -317,6 +317,11 @@ def make_sequences(
         return Sequences(form, counts, tuple(texts), tokenizer)
     text_metrics.check_packages(form.metrics, "task.metrics")
     targets = [targets_of(row, form.label) for row in rows]
+    if {*form.metrics} & {*text_metrics.ROUGE}:
+        both = zip(rows, targets, strict=True)
+        mute = [r.place for r, own in both if not any(map(text_metrics.has_rouge, own))]
+        note = " with a target without a letter a to z or a digit: its ROUGE is 0"
+        tables.report(say, mute, "row", note)
     every = [target for own in targets for target in own]
     encoded = Ragged.encode(tokenizer, every)
     return Sequences(
