@@ -9,8 +9,8 @@ have to fit, a .npz is written: of splade scipy.sparse's (load_npz), of colbert 
 f32 [T, E], of which line i has those of [offsets[i], offsets[i + 1]).
 
 --index=DIR in the place of --out makes a directory that questions are answered from
-(bertjax.predict --index): --text is BEIR's corpus.jsonl, or a folder or pattern of text
-files, which are cut into passages of --words.
+(bertjax.predict --index): --text is BEIR's corpus.jsonl, a table with a column `text`,
+or a folder or pattern of text files, which are cut into passages of --words.
 """
 
 import functools
@@ -69,6 +69,11 @@ def main(argv: Sequence[str]) -> int:
         return make_index(args)
     if args.words is not None:
         raise UserError("--words is of --index=DIR, which is not given")
+    if tables.is_json(args.text):
+        raise UserError(
+            f"--text={args.text} is JSON, and lines of plain text are embedded; "
+            "--index=DIR in the place of --out takes passages in JSON lines"
+        )
     ending = ".npz" if args.out.lower().endswith(".npz") else ".npy"
     out = atomic.check_out(args.out, "--out", ending, ("--text", args.text))
     in_blocks = ending == ".npy" and is_file(args.text)

@@ -260,6 +260,7 @@ def test_refusals_leave_what_was_there(trained, text, tmp_path):
         ({"text": "/dev/zero"}, ["--text=/dev/zero", "neither a file nor a pipe"]),
         ({"text": bad}, ["bad.txt:2: ", "UTF-8"]),
         ({"text": none}, ["none.txt", "empty"]),
+        ({"text": tmp_path / "a.jsonl.gz"}, ["a.jsonl.gz is JSON", "--index=DIR"]),
         ({"out": tmp_path / "out.txt"}, ["--out", ".npy"]),
         ({"out": tmp_path / "no/out.npy"}, ["--out", "directory"]),
         ({"pooling": "max"}, ["--pooling", "max", "mean"]),

@@ -184,9 +184,9 @@ class PassageIndex:
 
 
 def read_passages(value: str, key: str, words: int | None, say: Say) -> list[Passage]:
-    """Read passages: JSON lines with a text, and maybe a title and an _id or id, BEIR's
-    corpus.jsonl or a folder with one; of other text files each so many words of a
-    document, which an empty line ends, titled by the file's name; their ids are
+    """Read passages: JSON lines or a table with a text, and maybe a title and an _id or
+    id, BEIR's corpus.jsonl or a folder with one; of other text files each so many words
+    of a document, which an empty line ends, titled by the file's name; their ids are
     PATH:NUMBER, the path from that folder, or of several and of patterns from the one
     that all files are in. Rows without an id have numbers that are no other's id.
 
@@ -201,10 +201,10 @@ def read_passages(value: str, key: str, words: int | None, say: Say) -> list[Pas
         if folder.is_dir():
             entry = find_packed(f"{folder}/{TEXTS[0]}") or f"{folder}/**/*.txt"
         paths += expand_paths(entry, key, True, "*.txt")
-    texts = [path for path in paths if ".json" not in Path(path).name]
+    texts = [path for path in paths if tables.kind_of(path) in ("", "txt")]
     if words is not None and not texts:
         raise UserError(
-            f"--words={words} has no use: {key}={value} is JSON lines, each a passage"
+            f"--words={words} has no use: {key}={value} has rows, each a passage"
         )
     alone = len(entries) == 1 and folder.is_dir()
     names = _names_of(texts, folder if alone else None)
@@ -227,10 +227,8 @@ def read_passages(value: str, key: str, words: int | None, say: Say) -> list[Pas
 
 
 def _of_rows(path: str, say: Say) -> Iterator[Passage]:
-    """Read JSON lines; the id of a row that has none is empty."""
-    for row in tables.parse_rows(
-        tables.read_text(path), "json", path, {"text": "text"}, say
-    ):
+    """Read JSON lines or a table; the id of a row that has none is empty."""
+    for row in tables.read_file(path, {"text": "text"}, say):
         cells = row.cells
         name = cells.get("_id", cells.get("id"))
         title = cells.get("title") or ""

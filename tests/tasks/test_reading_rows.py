@@ -289,10 +289,13 @@ def test_passages_of_files(tmp_path):
     (tmp_path / "corpus.jsonl").write_text(
         '{"_id": 3, "title": "T", "text": "x\\ny"}\n'
     )
-    with pytest.raises(UserError, match=r"--words=3 has no use: .* JSON lines"):
+    with pytest.raises(UserError, match=r"--words=3 has no use: .* has rows, each"):
         passage_index.read_passages(str(tmp_path), "--text", 3, print)
     (row,) = passage_index.read_passages(str(tmp_path), "--text", None, print)
     assert row == ("3", "T", "x\ny") and row.whole == "T x y"
+    (table := tmp_path / "wiki.tsv").write_text("id\ttext\ttitle\n7\tx y\tT\n")
+    found = passage_index.read_passages(str(table), "--text", None, print)
+    assert found == [("7", "T", "x y")]
     (tmp_path / "corpus.jsonl").write_text('{"_id": 3, "text": "x"}\n' * 2)
     with pytest.raises(UserError, match="the id '3' occurs twice"):
         passage_index.read_passages(str(tmp_path), "--text", None, print)
