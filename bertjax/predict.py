@@ -24,10 +24,11 @@ was best on the validation set of a model that has learnt that some questions ha
 answer (0 where it had none); of others each has one.
 
 --index=DIR (bertjax.embed --index) answers questions out of a collection: a question a
-line, JSON lines with question, or SQuAD's JSON. A model of vectors names the passages
-that are nearest (ctxs: id, title, text, score), which objective=read learns from; one
-that was finetuned so finds passages, or has --retriever find them, and gives answer,
-score and the passages. Another index gives other answers, and nothing is trained.
+line, JSON lines or a table with question, or SQuAD's JSON. A model of vectors names the
+passages that are nearest (ctxs: id, title, text, score), which objective=read learns
+from; one that was finetuned so finds passages, or has --retriever find them, and gives
+answer, score and the passages. Another index gives other answers, and nothing is
+trained.
 """
 
 import json

@@ -374,7 +374,6 @@ def test_copies_of_an_answer_are_no_candidates(tokenizer, tmp_path):
 
 
 def test_a_copy_of_an_answer_is_no_given_negative(tokenizer):
-    """Of one query it is given as one; another row has a real one beside it."""
     passages = ["a list", "A list", "b", "c"]  # two are one to the tokenizer
     grades = [{0: 1, 1: 0, 2: 0}]
     collection = Collection(passages, ["q"], grades, [-1])
