@@ -96,6 +96,12 @@ def check_pooling(config: ConfigDict) -> None:
     """Refuse vectors of questions that an encoder does not make. UserError."""
     known = dict.fromkeys(name for name in POOLINGS if name != "last")
     registry.pick("task.pooling", config.task.pooling, known)
+    is_causal = in_effect(config.model.to_dict()).get("is_decoder")
+    if is_causal and config.task.pooling == "cls":
+        raise UserError(
+            "task.pooling=cls: the first token of a causal model sees itself alone, so "
+            "that all texts would have one vector; give task.pooling=mean"
+        )
 
 
 def index_facts(config: ConfigDict) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import pytest
 
 from bertjax import UserError
 from bertjax.assembly import command_line
+from bertjax.config.schema import base
 from bertjax.data import counter_rng
 from bertjax.data.corpus import tfds_source
 from bertjax.data.tokenizers.tokenizer import load_tokenizer
@@ -17,7 +18,7 @@ from bertjax.scoring.retrieval import of_width
 from bertjax.tasks import search, search_measures
 from bertjax.tasks.passages import COLUMNS, Collection, locate, read_collections
 from bertjax.tasks.prepare_task import prepare
-from bertjax.tasks.retrieval_options import read_widths
+from bertjax.tasks.retrieval_options import check_pooling, read_widths
 from bertjax.tasks.task_rows import Form, Ragged
 from bertjax.tasks.types import rerank, retrieve
 from bertjax.tasks.types.retrieve import make_pairs, pack
@@ -399,6 +400,17 @@ def test_measures_of_widths_compare_as_the_model_does():
     how = 2, queries, search.Dense(np.float32(texts)), collection
     assert of_width(*how)["mrr@10"] == 0.5  # cosines 0.71, 0.45, 0
     assert of_width(*how, dot=True)["mrr@10"] == 1
+
+
+def test_the_first_token_of_a_causal_model_is_no_vector():
+    config = base()
+    config.task.pooling = "cls"
+    check_pooling(config)
+    config.model.is_decoder = True
+    with pytest.raises(UserError, match="sees itself alone, .* task.pooling=mean"):
+        check_pooling(config)
+    config.task.pooling = "mean"
+    check_pooling(config)
 
 
 def test_a_width_that_occurs_twice():
