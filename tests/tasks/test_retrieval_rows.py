@@ -407,7 +407,7 @@ def test_the_first_token_of_a_causal_model_is_no_vector():
     config.task.pooling = "cls"
     check_pooling(config)
     config.model.is_decoder = True
-    with pytest.raises(UserError, match="sees itself alone, .* task.pooling=mean"):
+    with pytest.raises(UserError, match=r"sees itself alone, .*task\.pooling=mean"):
         check_pooling(config)
     config.task.pooling = "mean"
     check_pooling(config)
