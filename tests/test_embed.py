@@ -5,12 +5,14 @@ import dataclasses
 import gzip
 import json
 import os
+import shutil
 from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 from conftest import ENCODERS
+from safetensors.numpy import load_file, save_file
 
 from bertjax import UserError, convert, embed
 from bertjax.assembly.models import open_model
@@ -312,8 +314,6 @@ def test_files_there_and_back(told, tmp_path):
 
 def test_what_a_directory_says_is_followed_and_kept(exported, text, tmp_path, capsys):
     """By embed; and by convert, to a workdir and from there to theirs."""
-    import shutil
-
     theirs = tmp_path / "theirs"
     shutil.copytree(exported, theirs)
     shutil.rmtree(theirs / "1_Pooling")
@@ -332,8 +332,6 @@ def test_what_a_directory_says_is_followed_and_kept(exported, text, tmp_path, ca
 
 
 def test_unknown_steps_are_refused(exported, text, tmp_path):
-    import shutil
-
     theirs = tmp_path / "theirs"
     shutil.copytree(exported, theirs)
     listed = json.loads((theirs / "modules.json").read_text())
@@ -364,8 +362,6 @@ def test_unknown_steps_are_refused(exported, text, tmp_path):
 
 
 def test_a_cross_encoder_has_no_vectors(trained, exported, text, tmp_path, capsys):
-    import shutil
-
     opened = open_model(str(trained), "--model")
     opened.meta["config"]["objective"] = "rerank"
     with pytest.raises(UserError, match="it is a cross-encoder, which scores two"):
@@ -384,12 +380,29 @@ def test_a_cross_encoder_has_no_vectors(trained, exported, text, tmp_path, capsy
     assert (read.kind, read.activation, read.longest) == ("cross", "a.Sigmoid", 20)
 
 
+def test_a_sparse_model_with_more_pieces_than_its_tokenizer(exported, text, tmp_path):
+    from scipy.sparse import load_npz
+
+    shutil.copytree(exported, theirs := tmp_path / "theirs")
+    made = Sentences(kind="sparse", dot=True, longest=20)
+    sentence_transformers.write(theirs, made, 32, 32)
+    tensors = load_file(file := theirs / "model.safetensors")
+    rows = len(tensors["bert.embeddings.word_embeddings.weight"]) + 8
+    for name, wide in tensors.items():
+        if len(wide) == rows - 8:
+            more = ((0, 8), *((0, 0),) * (wide.ndim - 1))
+            tensors[name] = np.pad(wide, more, constant_values=1)
+    save_file(tensors, file)
+    told = json.loads((theirs / "config.json").read_text())
+    told["vocab_size"] = rows
+    (theirs / "config.json").write_text(json.dumps(told))
+    out = tmp_path / "a.npz"
+    embed.main([f"--model={theirs}", f"--text={text}", f"--out={out}"])
+    assert load_npz(out).shape == (len(LINES), rows)
+
+
 def test_a_cross_encoder_of_others_reads_two_texts(exported, tmp_path):
     """Its config.json says a head of one class, and nothing of columns."""
-    import shutil
-
-    from safetensors.numpy import load_file, save_file
-
     shutil.copytree(exported, theirs := tmp_path / "theirs")
     told = json.loads((theirs / "config.json").read_text())
     told["architectures"] = ["BertForSequenceClassification"]
@@ -411,8 +424,6 @@ def test_a_cross_encoder_of_others_reads_two_texts(exported, tmp_path):
 
 def test_limits_and_prompts_of_a_directory(exported, text, tmp_path, capsys):
     """Where sentence_bert_config.json says no length, tokenizer_config.json does."""
-    import shutil
-
     theirs = tmp_path / "theirs"
     shutil.copytree(exported, theirs)
     (theirs / sentence_transformers.LIMITS).unlink()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertjax import UserError, registry
-from bertjax.assembly import models
+from bertjax.assembly import models, resolve
 from bertjax.data.progress import Progress
 from bertjax.interop import sentence_transformers
 from bertjax.interop.sentence_transformers import CROSS
@@ -81,7 +81,8 @@ class Embedder(NamedTuple):
         if self.how.kind == "multi_vector":
             return search.MultiVectors.of(outputs), cut
         weights, terms = (np.stack([x[k] for x in outputs]) for k in SPARSE)
-        width = self.tokenizer.vocab_size
+        pieces = self.tokenizer.vocab_size  # the model may have more, as padding
+        width = resolve.encoder_config(self.config, pieces).vocab_size
         return search.Sparse.of_top(weights, terms, width), cut
 
 

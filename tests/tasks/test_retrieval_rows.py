@@ -20,7 +20,7 @@ from bertjax.tasks.passages import COLUMNS, Collection, locate, read_collections
 from bertjax.tasks.prepare_task import prepare
 from bertjax.tasks.retrieval_options import check_pooling, read_widths
 from bertjax.tasks.task_rows import Form, Ragged
-from bertjax.tasks.types import rerank, retrieve
+from bertjax.tasks.types import rerank, retrieve, splade
 from bertjax.tasks.types.retrieve import make_pairs, pack
 
 FORM = Form(("query", "positive"), "negatives", (), 1, (*search_measures.MEASURES,))
@@ -364,6 +364,16 @@ def test_all_texts_are_searched(tokenizer, tmp_path):
         vectors[row, slot, answers[text] if text < 3 else text - 3] = 1
     scores = rows.score({"vectors": vectors}, np.arange(rows.n))
     assert scores == dict.fromkeys(search_measures.MEASURES, 1.0)
+
+
+def test_weights_of_pieces_that_the_tokenizer_lacks(tokenizer, tmp_path):
+    """A model from elsewhere has some, which fill up its embeddings."""
+    made = splade.TASK_TYPE.make_rows(read(write(tmp_path))[0], FORM, tokenizer, True)
+    rows = made.for_scores().plan(32)
+    terms = np.full((rows.n, retrieve.TOGETHER, 2), tokenizer.vocab_size + 3)
+    outputs = {"weights": np.ones(terms.shape, np.float32), "terms": terms}
+    scores = rows.score(outputs, np.arange(rows.n))
+    assert 0 < scores["mrr@10"] <= 1
 
 
 def test_copies_of_an_answer_are_no_candidates(tokenizer, tmp_path):

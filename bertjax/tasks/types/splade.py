@@ -22,7 +22,9 @@ class SparseSearched(retrieve.Searched):
         """Return vectors of "weights" f32 and "terms" i32 [n, TOGETHER, K]."""
         is_text = self.members(example) >= 0
         weights, terms = (np.asarray(outputs[x])[is_text] for x in ("weights", "terms"))
-        return search.Sparse.of_top(weights, terms, len(self.counts))
+        # A model from elsewhere may have more pieces than its tokenizer, as padding.
+        width = max(len(self.counts), 1 + int(terms.max()))
+        return search.Sparse.of_top(weights, terms, width)
 
 
 def _check(config: ConfigDict) -> None:
