@@ -141,14 +141,17 @@ def test_what_is_answered_is_read_as_what_is_learnt():
 
 
 def test_written_texts_are_scored_and_answered():
-    """Special tokens and what stands behind the end are no part of them."""
+    """Special tokens, padding of the vocabulary and what stands behind the end are no
+    part of them."""
     form = FORM._replace(metrics=("distinct1", "exact", "perplexity"))
     rows = made(("a", ["b", "cd"]), ("a", "b"), ("a", "b"), form=form).plan(9)
     outputs = {
         "nats": np.zeros(3),
         "right": np.zeros(3),
-        "generated_ids": np.array([[7, 8, 2, 0], [2, 0, 0, 0], [6, 6, 6, 6]]),
-        "generated_lengths": np.array([3, 1, 4]),
+        "generated_ids": np.array(
+            [[7, 200, 8, 2, 0], [2, 0, 0, 0, 0], [6, 6, 6, 6, 0]]
+        ),
+        "generated_lengths": np.array([4, 1, 4]),
         "generated_scores": np.array([-0.5, -1.5, -2]),
     }
     assert rows.writes and not made(("a", "b")).writes

@@ -266,12 +266,14 @@ class Sequences(text_rows.Texts):
         return [self.targets[k].tolist() for k in range(*self.first[example:][:2])]
 
     def written(self, outputs: Outputs) -> Iterator[np.ndarray]:
-        """Yield the ids that were written for each row, without special ones."""
+        """Yield the ids that were written for each row, without special ones and those
+        of no piece, which a model from elsewhere may have as padding."""
         special = np.setdiff1d(self.tokenizer.special_ids, [self.tokenizer.unk_id])
         ids, lengths = outputs["generated_ids"], outputs["generated_lengths"]
         for row, length in zip(ids, lengths, strict=True):
             kept = row[: int(length)]
-            yield kept[~np.isin(kept, special)]
+            is_piece = kept < self.tokenizer.vocab_size
+            yield kept[is_piece & ~np.isin(kept, special)]
 
     def answers(self, outputs: Outputs, read: Sequence[Row]) -> Iterator[Any]:
         """Yield {"text", "score"}: what was written, and the sum of ln p of its
