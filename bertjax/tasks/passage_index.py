@@ -12,6 +12,7 @@ follows the index: another directory, other answers.
 import hashlib
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -23,6 +24,7 @@ import numpy as np
 
 from bertjax import UserError, registry
 from bertjax.data.corpus.sources import expand_paths
+from bertjax.data.tokenizers.tokenizer import SPACELESS
 from bertjax.storage import atomic
 from bertjax.storage.paths import expand
 from bertjax.tasks import search, tables
@@ -31,6 +33,8 @@ from bertjax.tasks.tables import Say
 
 FORMAT = 1
 WORDS = 100  # of a passage
+# A character of a script without spaces, and the marks behind it; or what spaces part.
+WORD = re.compile(rf"{SPACELESS.pattern}[^\w\s]*|(?:(?!{SPACELESS.pattern})\S)+")
 PASSAGES, VECTORS, FACTS = "passages.jsonl", "vectors.npy", "index.json"
 
 
@@ -259,10 +263,21 @@ def _of_text(path: str, name: str, words: int) -> Iterator[Passage]:
         if line.strip():
             document += line.split()
             continue
-        for at in range(0, len(document), words):
-            text = " ".join(document[at : at + words])
+        for text in cut_text(" ".join(document), words):
             yield Passage(f"{name}:{next(number)}", title, text)
         document = []
+
+
+def cut_text(text: str, words: int) -> Iterator[str]:
+    """Yield parts of so many words; in scripts without spaces a character is one.
+
+    >>> [*cut_text("one two three", 2)], [*cut_text("巴黎。 2 km", 2)]
+    (['one two', 'three'], ['巴黎。', '2 km'])
+    """
+    places = [word.span() for word in WORD.finditer(text)]
+    for at in range(0, len(places), words):
+        part = places[at : at + words]
+        yield text[part[0][0] : part[-1][1]]
 
 
 def sha256_of(path: Path) -> str:

@@ -278,6 +278,9 @@ def test_passages_of_files(tmp_path):
         ("a:1", "a", "four"),
         ("a:2", "a", "five"),
     ]
+    (zh := tmp_path / "zh.text").write_text("巴黎是首都。\n人口 9 m\n\n")
+    found = passage_index.read_passages(str(zh), "--text", 3, print)
+    assert [p.text for p in found] == ["巴黎是", "首都。 人", "口 9 m"]
     for name in ("x", "y"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.txt").write_text("word")
