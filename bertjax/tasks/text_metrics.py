@@ -3,7 +3,8 @@
 
 From 0 to 1. bleu is sacrebleu's (Post 2018) with its own tokenization, over the whole
 set; rouge1, rouge2 and rougeL are the mean F1 of rouge-score (Lin 2004), of several
-right texts the best. Both libraries are the extra `text`.
+right texts the best. Both libraries are the extra `text`. But for ROUGE, a character of
+a script without spaces is a word: WordPiece writes them with spaces, people without.
 """
 
 import importlib.util
@@ -11,9 +12,11 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from bertjax import UserError
+from bertjax.data.tokenizers.tokenizer import SPACELESS
 
 ROUGE = "rouge1", "rouge2", "rougeL"
 PACKAGES = {"bleu": "sacrebleu", **dict.fromkeys(ROUGE, "rouge_score")}
+ALONE = re.compile(rf"{SPACELESS.pattern}|[\u3000-\u303f\uff00-\uffef]")
 References = Sequence[Sequence[str]]  # of each text, one at least
 
 
@@ -32,10 +35,12 @@ def bleu(texts: Sequence[str], references: References, lower: bool = False) -> f
     """Return BLEU-4 of the set. lower: capitals count as small letters."""
     import sacrebleu
 
+    texts = [*map(spaced, texts)]
+    references = [[*map(spaced, right)] for right in references]
     most = max(map(len, references))
     # The k-th reference of each text, None where it has fewer.
     streams = [[r[k] if k < len(r) else None for r in references] for k in range(most)]
-    found = sacrebleu.corpus_bleu([*texts], streams, lowercase=lower)
+    found = sacrebleu.corpus_bleu(texts, streams, lowercase=lower)
     return found.score / 100
 
 
@@ -51,6 +56,11 @@ def rouge(
     return {k: sum(s[k].fmeasure for s in scores) / len(scores) for k in names}
 
 
+def spaced(text: str) -> str:
+    """Put spaces around each character of scripts without them, and their signs."""
+    return ALONE.sub(r" \g<0> ", text)
+
+
 def has_rouge(text: str) -> bool:
     """Whether a text has a word by rouge-score, which knows a to z and digits alone."""
     return re.search("[a-z0-9]", text.lower()) is not None
@@ -64,7 +74,7 @@ def distinct(texts: Sequence[str], n: int) -> float:
     """
     grams = [
         tuple(words[i : i + n])
-        for words in map(str.split, texts)
+        for words in map(str.split, map(spaced, texts))
         for i in range(len(words) - n + 1)
     ]
     return len({*grams}) / len(grams) if grams else 0.0

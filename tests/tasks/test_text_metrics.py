@@ -36,6 +36,15 @@ def test_rouge_of_known_strings():
     assert [found[name] for name in text_metrics.ROUGE] == pytest.approx(hand)
 
 
+def test_scripts_without_spaces():
+    """Written as WordPiece has it, with spaces, or as people do, it is the same."""
+    assert text_metrics.distinct(["巴 黎", "巴黎"], 1) == 2 / 4
+    assert text_metrics.distinct(["巴 黎", "巴黎"], 2) == 1 / 2
+    pytest.importorskip("sacrebleu")
+    right = [["巴黎是首都。」"]]
+    assert text_metrics.bleu(["巴 黎 是 首 都 。 」"], right) == pytest.approx(1)
+
+
 def test_distinct():
     assert text_metrics.distinct(TEXTS, 1) == 8 / 9
     assert text_metrics.distinct(["a b a b"], 2) == 2 / 3
