@@ -195,8 +195,7 @@ def write_texts(
             some = [rows[i] for i in which]
             batch = make_batch(model, some, length, size)
             numbers = np.resize(which, size).astype(np.int32)
-            forced = np.array([len(row.forced) for row in some], np.int32)
-            written = run(batch, numbers, np.resize(forced, size))
+            written = run(batch, numbers)
             check_finite(written.log_probs)
             found = [*read_outputs(written)]
             for k, i in enumerate(which):
@@ -205,7 +204,8 @@ def write_texts(
                     for ids, log_probs in found[k * samples : (k + 1) * samples]
                 ]
                 if options.rank is not None:
-                    candidates.sort(key=mean_score, reverse=True)
+                    key = functools.partial(mean_score, len(rows[i].forced))
+                    candidates.sort(key=key, reverse=True)
                 outputs[i] = candidates[:kept]
             progress.add(len(which))
     return outputs
@@ -217,16 +217,16 @@ def check_finite(log_probs: Any) -> None:
         raise UserError("the model's probabilities are not finite numbers")
 
 
-def mean_score(output: Output) -> float:
-    """Return the mean of ln p of an output's tokens, by which candidates are ranked."""
-    return output.score / max(len(output.ids), 1)
+def mean_score(forced: int, output: Output) -> float:
+    """Return the mean of ln p of an output's tokens, by which candidates are ranked;
+    forced: how many of them, the first, were given, and are in no score."""
+    return output.score / max(len(output.ids) - forced, 1)
 
 
 def make_run(
     model: TextModel, options: Options
-) -> Callable[[Mapping[str, np.ndarray], np.ndarray, np.ndarray], Any]:
-    """Make run(batch, rows, forced) -> Generated; rows: numbers of the rows, i32 [B];
-    forced: i32 [B], how many of their last tokens are a prefix."""
+) -> Callable[[Mapping[str, np.ndarray], np.ndarray], Any]:
+    """Make run(batch, rows) -> Generated; rows: numbers of the rows, i32 [B]."""
     from bertjax.generation import beam, decode
     from bertjax.generation.pick import Pick
 
@@ -244,13 +244,14 @@ def make_run(
             penalty,
         )
         search = functools.partial(beam.beam_search, model.decoder, model.params)
-        return lambda batch, rows, forced: search(
-            batch, beams=beams, forced=forced, **shared
-        )
+        # Lengths are counted as in transformers: what is written first whatever the
+        # model says is of the text, and a prefix is not.
+        forced = 0 if options.prefix else len((model.start or ())[1:])
+        return lambda batch, rows: search(batch, beams=beams, forced=forced, **shared)
     top_p = 1.0 if options.top_p is None else options.top_p
     pick = Pick(options.draw_temperature, options.top_k or 0, top_p, penalty)
     generate = functools.partial(decode.generate, model.decoder, model.params)
-    return lambda batch, rows, forced: generate(
+    return lambda batch, rows: generate(
         batch, rows=rows, pick=pick, seed=options.seed, **shared
     )
 

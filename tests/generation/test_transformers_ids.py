@@ -79,6 +79,17 @@ def test_a_batch_of_one_and_other_shapes_give_the_same(tmp_path):
     assert write(model, prompts[:1], **drawn) == together[:1]
 
 
+def test_a_prefix_counts_as_the_prompt(tmp_path):
+    """It made texts longer than transformers has them, and so others the best."""
+    model, prefix = open_small(tmp_path, "gpt2"), [11, 12, 13, 14, 15]
+    begun = " ".join(map(str, prefix))
+    prompts = small.draw_prompts(40, seed=3)
+    longer = [[*prompt, *prefix] for prompt in prompts]
+    for how in ({"num_beams": 4, "length_penalty": 2.0}, {"rank": 6, "temperature": 1}):
+        found = write(model, prompts, prefix=begun, **how)
+        assert found == [[*prefix, *ids] for ids in write(model, longer, **how)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", small.NAMES)
 def test_many_prompts_beside_transformers(name, tmp_path):
