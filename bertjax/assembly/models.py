@@ -59,8 +59,15 @@ class LoadedModel(NamedTuple):
         theirs = self.meta.get("hf", {}).get("model_type", self.config.model.family)
         family = all_families().get(theirs)
         start = family.decoder_start if family else ""
+        if self.has_bare_texts is not None:
+            start = "pad" if self.has_bare_texts else "sep"
         given = generation_config.from_json(self.meta.get("generation", {}))
         return given.filled(generation_config.from_roles(self.tokenizer.roles, start))
+
+    @property
+    def has_bare_texts(self) -> bool | None:
+        """See `resolve.has_bare_texts`; None of a model that came from elsewhere."""
+        return None if "hf" in self.meta else resolve.has_bare_texts(self.config)
 
     def read_params(self, head: str = "", weights: str = "") -> Any:
         """See `read_params`. A masked-LM head without parameters is not asked for."""

@@ -22,7 +22,7 @@ from bertjax.data.tokenizers import stream_vocab
 from bertjax.data.tokenizers.stream_vocab import read_streams
 from bertjax.models.config import EncoderConfig, read_id_streams
 from bertjax.models.families import FAMILIES, in_effect
-from bertjax.objectives import BEFORE, CAUSAL, part_names
+from bertjax.objectives import BEFORE, CAUSAL, parse, part_names
 
 SPELLED = {"num_hidden_layers", "hidden_size", "num_attention_heads"}
 
@@ -184,6 +184,15 @@ def reads_before(config: ConfigDict) -> bool:
         if names - CAUSAL:
             return not names.isdisjoint(BEFORE)
     return False
+
+
+def has_bare_texts(config: ConfigDict) -> bool | None:
+    """Whether an encoder-decoder has learnt texts as T5 has them: no [CLS] begins them,
+    and a decoder starts with padding, not [SEP] (data/features/spans.py and noise.py).
+    None where the objective leaves that to the family."""
+    denoise = [part for part in parse(config.objective) if part.name == "denoise"]
+    target = denoise[0].options.get("target", "text") if denoise else None
+    return {"spans": True, "text": False}.get(target)
 
 
 def names_of(config: ConfigDict) -> list[str]:

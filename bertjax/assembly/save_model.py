@@ -11,7 +11,7 @@ from bertjax.assembly import resolve
 from bertjax.assembly.models import LoadedModel
 from bertjax.config import cli, serialize
 from bertjax.data.tokenizers.export_tokenizer import write_tokenizer
-from bertjax.interop import generation_config, hf_write, sentence_transformers
+from bertjax.interop import hf_write, sentence_transformers
 from bertjax.interop.resize_embeddings import drop_rows
 from bertjax.interop.sentence_transformers import (
     CROSS,
@@ -120,7 +120,7 @@ def write_hf(
             labels=task.get("labels", ()),
             more=hf_task_config.to_json(task, config, raw),
             hf_class=task_type.hf_class if task_type else "",
-            generation=generation_config.from_json(meta.get("generation", {})),
+            generation=model.generation,
             tensors=tensors,
         )
         types, longest = cfg.type_vocab_size > 1, cfg.max_length
@@ -129,7 +129,15 @@ def write_hf(
         if is_seq2seq and cfg.position_embedding_type == "none":  # nothing limits them
             longest = config.data.length
         kinds = [family.model_type * is_it for is_it in (is_causal, is_seq2seq)]
-        write_tokenizer(tokenizer, folder, types, longest, between, *kinds)
+        write_tokenizer(
+            tokenizer,
+            folder,
+            types,
+            longest,
+            between,
+            *kinds,
+            has_bare_texts=model.has_bare_texts,
+        )
         # Mean pooling is what sentence-transformers takes of any model.
         has_own = pooled != Sentences(longest=pooled.longest)
         if sentences and (has_own or not any(kinds)):

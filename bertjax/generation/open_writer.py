@@ -150,15 +150,17 @@ def open_seq2seq(opened: LoadedModel, params: Any) -> TextModel:
     tokenizer, ids = opened.tokenizer, opened.generation
     if ids.decoder_start_token_id is None:
         raise UserError(f"{opened.checkpoint} does not say what its texts begin with")
-    first = ids.decoder_start_token_id, ids.forced_bos_token_id
+    first, side = ids.forced_bos_token_id, find_side(opened)
     pad = tokenizer.pad_id if ids.pad_token_id is None else ids.pad_token_id
     return TextModel(
         *place_decoder(cfg, params),
         tokenizer,
-        functools.partial(find_side(opened).lay_out, tokenizer.encode_with_masks),
+        functools.partial(side.lay_out, tokenizer.encode_with_masks),
         Ends(ids.eos_token_id, pad, ids.forced_eos_token_id),
         cfg.max_length,
-        start=tuple(i for i in first if i is not None),
+        start=(ids.decoder_start_token_id, *(() if first is None else (first,))),
+        # A text that has been learnt begins as one that is read.
+        begin=side.before if first is None else (),
     )
 
 
@@ -221,18 +223,19 @@ def lay_out_texts(
 def find_side(opened: LoadedModel) -> Side:
     """Return the special tokens around an encoder's text.
 
-    Those that its tokenizer.json puts there; else, as transformers' classes have it,
-    </s> behind T5's, none where the vocabulary has a single special token, [CLS] and
-    [SEP] around others'.
+    Those of the rows that it has learnt here; else those that its tokenizer.json puts
+    there; else, as transformers' classes have it, </s> behind T5's, none where the
+    vocabulary has a single special token, [CLS] and [SEP] around others'.
     """
-    tokenizer = opened.tokenizer
-    if around := special_around(tokenizer):
-        return Side(*map(tuple, around))
+    tokenizer, is_bare = opened.tokenizer, opened.has_bare_texts
     cls_id, sep_id = tokenizer.cls_id, tokenizer.sep_id
-    if cls_id == sep_id:
-        return Side()
-    before = () if opened.config.model.family == "t5" else (cls_id,)
-    return Side(before, (sep_id,))
+    if is_bare is None:
+        if around := special_around(tokenizer):
+            return Side(*map(tuple, around))
+        if cls_id == sep_id:
+            return Side()
+        is_bare = opened.config.model.family == "t5"
+    return Side(() if is_bare else (cls_id,), (sep_id,))
 
 
 def place_decoder(cfg: Any, params: Any) -> tuple[Any, Any]:

@@ -7,7 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from bertjax import UserError
-from bertjax.generation.open_writer import open_dialogue
+from bertjax.assembly.models import LoadedModel
+from bertjax.config.schema import base
+from bertjax.generation.open_writer import find_side, open_dialogue
 from bertjax.models.config import EncoderConfig
 
 CFG = EncoderConfig(
@@ -28,3 +30,23 @@ def test_models_of_answers_without_a_table_of_positions_are_refused(other):
     opened = SimpleNamespace(checkpoint="runs/chat")
     with pytest.raises(UserError, match="runs/chat writes no answers"):
         open_dialogue(opened, ({}, dataclasses.replace(CFG, **other)))
+
+
+@pytest.mark.parametrize("family", ["t5", "bart", "roberta"])
+@pytest.mark.parametrize("objective", ["denoise", "denoise:target=spans,z_loss=1e-4"])
+def test_an_encoder_decoder_reads_and_writes_rows_as_it_learnt_them(family, objective):
+    """They followed the family alone: one of T5's shape began whole texts with padding,
+    and one of RoBERTa's was refused."""
+    config = base()
+    config.objective, config.model.family = objective, family
+    roles = {"pad": 0, "cls": 2, "sep": 3}
+    ids = {f"{name}_id": id_ for name, id_ in roles.items()}
+    tokenizer = SimpleNamespace(roles=roles, files={}, **ids)
+    opened = LoadedModel(config, tokenizer, "runs/a", {})
+    start, side = opened.generation.decoder_start_token_id, find_side(opened)
+    if objective == "denoise":
+        assert (start, side) == (3, ((2,), (3,)))
+    else:
+        assert (start, side) == (0, ((), (3,)))
+    theirs = opened._replace(meta={"hf": {"model_type": "t5"}})
+    assert theirs.generation.decoder_start_token_id == 0

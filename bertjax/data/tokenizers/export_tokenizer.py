@@ -24,6 +24,7 @@ def write_tokenizer(
     separators: int | None = None,
     causal: str = "",
     seq2seq: str = "",
+    has_bare_texts: bool | None = None,
 ) -> None:
     """Write tokenizer.json, tokenizer_config.json and, of WordPiece, vocab.txt.
 
@@ -31,7 +32,8 @@ def write_tokenizer(
     separators: how many a finetuned model has seen between two texts. causal: the
     model_type of a causal language model, whose texts are prompts: [CLS] stands before
     them, where the vocabulary has one, and nothing behind. seq2seq: the model_type of
-    an encoder-decoder; [SEP] stands behind its texts, and before those of "t5" nothing.
+    an encoder-decoder; [SEP] stands behind its texts. has_bare_texts: whether nothing
+    stands before these; None: of "t5" alone.
     Raises UserError for a tokenizer that is none of text.
     """
     inputs = ["input_ids", *["token_type_ids"] * token_types, "attention_mask"]
@@ -48,7 +50,8 @@ def write_tokenizer(
     if not tokenizer.has_mask:  # config.json says what they are
         for role in own.get(causal or seq2seq, ()):
             del config[f"{role}_token"]
-    data = make_json(tokenizer, token_types, separators, bool(causal), seq2seq == "t5")
+    is_bare = seq2seq == "t5" if has_bare_texts is None else has_bare_texts
+    data = make_json(tokenizer, token_types, separators, bool(causal), is_bare)
     if "add_prefix_space" in (words := data.get("pre_tokenizer") or {}):
         # transformers 4 would put its default there.
         config["add_prefix_space"] = words["add_prefix_space"]
@@ -90,12 +93,12 @@ def make_json(
     token_types: bool,
     separators: int | None = None,
     is_causal: bool = False,
-    is_t5: bool = False,
+    is_bare: bool = False,
 ) -> dict[str, Any]:
     """Return the content of a tokenizer.json with the same ids for every text.
 
     Its special pieces, written in a text, are special: that is what users of
-    transformers expect of "[MASK]". is_causal, is_t5: as `write_tokenizer` says it.
+    transformers expect of "[MASK]". is_causal, is_bare: as `write_tokenizer` says it.
     """
     from tokenizers import AddedToken
 
@@ -130,7 +133,7 @@ def make_json(
         ends = own and make_library(data).encode("a").ids[-1:] == [tokenizer.sep_id]
         if ends or not own:
             data["post_processor"] = _open_template(tokenizer)
-    elif is_t5:
+    elif is_bare:
         if not own:
             data["post_processor"] = _closed_template(tokenizer)
     elif separators not in (None, separators_of(tokenizer)) or not own:
