@@ -76,11 +76,17 @@ def fill_texts(
     """Fill the blanks of each text: as many outputs each as options say.
 
     say: hears how many calls of the model it took. Raises UserError for a text that is
-    too long, and where probabilities are no numbers.
+    too long, blocks that the model has not learnt, and where probabilities are no
+    numbers.
     """
     from bertjax.generation.pick import Pick
     from bertjax.generation.unmask import Order, unmask
 
+    if model.block and options.block not in (None, model.block):
+        raise UserError(
+            f"--block={options.block}: this model has learnt blocks of {model.block} "
+            "tokens, and fills these: leave it out"
+        )
     rows = [make_row(model, text, options) for text in texts]
     order = Order(
         options.order or "confidence",

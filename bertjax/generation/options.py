@@ -94,7 +94,10 @@ def check_options(options: Options) -> None:
     for name, (least, most) in RANGES.items():
         value = getattr(options, name)
         if value is not None and not (type(value) is int and least <= value <= most):
-            raise UserError(f"--{name}={value!r} must be a whole number from {least}")
+            upto = f" to {most}" * (type(value) is int and value > most)
+            raise UserError(
+                f"--{name}={value!r} must be a whole number from {least}{upto}"
+            )
     for name, (low, high) in REALS.items():
         value = getattr(options, name)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -140,7 +143,9 @@ def _check_draws(options: Options) -> None:
                 raise UserError(
                     f"--{name}={getattr(options, name)} needs --num_beams of 2 or more"
                 )
-        if n > 1 and not temperature:
+        # An order that is drawn gives other texts too.
+        is_drawn = temperature or options.order == "random" or options.remask
+        if n > 1 and not is_drawn:
             raise UserError(
                 f"--num_return_sequences={n}: they would all be the same; draw them "
                 f"(--temperature=1), or give --num_beams={n}"

@@ -13,7 +13,7 @@ from toys import recomputing_decoder
 from bertjax import UserError
 from bertjax.generation import blanks
 from bertjax.generation.decode import generate
-from bertjax.generation.options import Options
+from bertjax.generation.options import Options, check_options
 from bertjax.generation.pick import Pick
 from bertjax.generation.unmask import Order, unmask
 from bertjax.models import encoder, heads
@@ -251,6 +251,21 @@ def test_a_broken_model_is_named():
     model = blanks.BlankModel(CFG, params, Letters())
     with pytest.raises(UserError, match="not finite numbers"):
         blanks.fill_texts(model, ["ab_c"], Options(order="left"))
+
+
+def test_other_blocks_than_a_model_has_learnt_are_refused():
+    """They changed nothing, in silence."""
+    model = blanks.BlankModel(CFG, {}, Letters(), block=4)
+    with pytest.raises(UserError, match=r"--block=2: .* learnt blocks of 4 tokens"):
+        blanks.fill_texts(model, ["ab_c"], Options(block=2))
+
+
+def test_orders_that_are_drawn_give_several_texts():
+    """They were refused as all the same; those of other orders are."""
+    for options in (Options(order="random"), Options(remask=0.2)):
+        check_options(options._replace(num_return_sequences=2))
+    with pytest.raises(UserError, match="they would all be the same"):
+        check_options(Options(order="left", num_return_sequences=2))
 
 
 def test_left_to_right_by_a_causal_model_is_its_generation():
