@@ -34,6 +34,12 @@ def pick_way(opened: LoadedModel, wanted: Options, where: str) -> str:
     """
     options.check_options(wanted)
     if writes_targets(opened):
+        if objectives.parse(opened.config.objective)[0].name == "rag":
+            raise UserError(
+                f"{where} was finetuned (objective=rag) to answer out of passages: "
+                "bertjax.generate --index=DIR finds them, and bertjax.predict answers "
+                "rows that have them"
+            )
         why = f"was finetuned (objective={opened.config.objective}) to write a target"
         return options.check_how(wanted, ["left"], where, f"{why} from left to right")
     models.check_pretrained(opened, where)

@@ -9,7 +9,8 @@ import pytest
 from bertjax import UserError
 from bertjax.assembly.models import LoadedModel
 from bertjax.config.schema import base
-from bertjax.generation.open_writer import find_side, open_dialogue
+from bertjax.generation.open_writer import find_side, open_dialogue, pick_way
+from bertjax.generation.options import Options
 from bertjax.models.config import EncoderConfig
 
 CFG = EncoderConfig(
@@ -50,3 +51,10 @@ def test_an_encoder_decoder_reads_and_writes_rows_as_it_learnt_them(family, obje
         assert (start, side) == (0, ((), (3,)))
     theirs = opened._replace(meta={"hf": {"model_type": "t5"}})
     assert theirs.generation.decoder_start_token_id == 0
+
+
+def test_a_model_that_answers_out_of_passages_needs_some():
+    """It asked for prompts with passages, and then refused these."""
+    opened = SimpleNamespace(config=SimpleNamespace(objective="rag"), meta={"task": {}})
+    with pytest.raises(UserError, match=r"runs/rag was .* --index=DIR finds them"):
+        pick_way(opened, Options(), "runs/rag")

@@ -143,15 +143,18 @@ def test_what_is_no_vocabulary_of_t5(tmp_path):
         load_tokenizer(tmp_path)
 
 
+@pytest.mark.parametrize("is_bare", [None, True, False])
 @pytest.mark.parametrize("kind", ["t5", "bart"])
-def test_what_stands_around_a_text_of_our_own(kind, tmp_path):
+def test_what_stands_around_a_text_of_our_own(kind, is_bare, tmp_path):
+    """What the model has learnt, else what its family has."""
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]
     (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n")
     own = load_tokenizer(tmp_path)
     assert special_around(own) is None
     (tmp_path / "hf").mkdir()
-    write_tokenizer(own, tmp_path / "hf", False, 64, seq2seq=kind)
-    before = [] if kind == "t5" else [2]
+    more = {} if is_bare is None else {"has_bare_texts": is_bare}
+    write_tokenizer(own, tmp_path / "hf", False, 64, seq2seq=kind, **more)
+    before = [] if (kind == "t5" if is_bare is None else is_bare) else [2]
     assert special_around(load_tokenizer(tmp_path / "hf")) == (before, [3])
     told = json.loads((tmp_path / "hf/tokenizer_config.json").read_text())
     assert (told["bos_token"], told["eos_token"]) == ("[CLS]", "[SEP]")
