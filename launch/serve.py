@@ -11,10 +11,12 @@ and context. Answers come in their order. Requests that wait share a batch.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
 import queue
+import re
 import signal
 import sys
 import threading
@@ -27,6 +29,8 @@ from tokenizers import Tokenizer
 
 LARGEST = 1 << 20  # bytes of a request
 TOP = 5  # guesses for a blank
+LONGEST = 30  # pieces of an answer, where the card does not say
+HALVES = re.compile("[\ud800-\udfff]")  # of characters, which JSON can write
 
 
 # ---------------------------------------------------------------- the two formats
@@ -118,6 +122,10 @@ class Server:
         parts = text if is_pair else [text]
         if not all(isinstance(part, str) for part in parts):
             raise ValueError("texts are strings, or pairs of strings")
+        if any(map(HALVES.search, parts)):
+            raise ValueError("a text has half a character, a surrogate alone")
+        if is_pair and self.card["task"] == "token-classification":
+            raise ValueError("texts whose words are tagged are strings, not pairs")
         parts = [self.card["prompt"] + parts[0], *parts[1:]]
         row = self.tokenizer.encode(*parts)
         if self.card["task"] == "question-answering" and not is_pair:
@@ -182,8 +190,9 @@ class Server:
     def text_classification(self, row, text, found):
         if not self.card["labels"]:
             return {"value": float(found["logits"][0])}
-        odds = softmax(found["logits"])
-        each = dict(zip(self.card["labels"], odds.tolist(), strict=True))
+        odds, each = softmax(found["logits"]), dict.fromkeys(self.card["labels"], 0.0)
+        for name, share in zip(self.card["labels"], odds.tolist(), strict=True):
+            each[name] += share  # classes of a model may have one name
         label = max(each, key=each.get)
         return {"label": label, "score": each[label], "probabilities": each}
 
@@ -207,23 +216,28 @@ class Server:
         }
 
     def question_answering(self, row, text, found):
-        """Give the best span of the context, of at most 30 pieces."""
+        """Give the best span of the context; "" where the model doubts that there is an
+        answer by more than its threshold, if it has one."""
         inside = np.array([n == 1 for n in row.sequence_ids])
         size = len(row.ids)
         scores = found["start_logits"][:size, None] + found["end_logits"][None, :size]
         places = np.arange(size)
         width = places[None] - places[:, None]
-        allowed = (width >= 0) & (width < 30)
+        longest = self.card.get("answer_length", LONGEST)
+        allowed = (width >= 0) & (width < longest)
         allowed &= inside[:, None] & inside[None]
         a, b = np.unravel_index(
             np.where(allowed, scores, -np.inf).argmax(), scores.shape
         )
         begin, end = row.offsets[a][0], row.offsets[b][1]
-        return {
-            "answer": text[1][begin:end],
-            "start": begin,
-            "score": float(scores[a, b]),
-        }
+        answer = {"answer": text[1][begin:end], "start": begin}
+        answer["score"] = float(scores[a, b])
+        threshold = self.card.get("threshold")
+        if threshold is not None:
+            answer["null_score"] = float(scores[0, 0])
+            if answer["null_score"] - answer["score"] > threshold:
+                answer["answer"] = ""
+        return answer
 
     def sentence_similarity(self, row, text, found):
         return {"embedding": found["sentence_embedding"].tolist()}
@@ -303,12 +317,16 @@ def main():
     folder = pathlib.Path(os.path.expanduser(flags.model))
     if not (folder / "card.json").is_file():
         parser.error(f"--model={flags.model}: no card.json; bertjax.convert writes it")
-    server = ThreadingHTTPServer((flags.host, flags.port), Handler)
+    try:
+        server = ThreadingHTTPServer((flags.host, flags.port), Handler)
+    except (OSError, OverflowError) as error:
+        parser.error(f"--host={flags.host} --port={flags.port}: {error}")
     server.daemon_threads = True
     server.model = Server(folder, flags.batch_size, flags.threads)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     print(f"serving http://{flags.host}:{server.server_port}/predict", flush=True)
-    server.serve_forever()
+    with contextlib.suppress(KeyboardInterrupt):
+        server.serve_forever()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 import http.client
 import importlib.util
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +23,9 @@ import small_served as small
 
 from bertjax.inference.embed_texts import make_embedder
 from bertjax.inference.fill_blanks import fill_texts
+from bertjax.serving.card import describe
 from bertjax.serving.export_model import Options, export_model
+from bertjax.serving.served_model import make_served
 
 ROOT = Path(__file__).parents[1]
 
@@ -94,11 +98,17 @@ def test_blanks_by_jax_alone(vocabulary, environment, tmp_path):
         assert predict(ask, []) == []
 
 
-def test_a_request_that_cannot_be_answered_is_told_so(capsys):
-    """Also where the model fails, and where the request has no length."""
+@pytest.fixture
+def serve():
+    """launch/serve.py as a module."""
     spec = importlib.util.spec_from_file_location("serve", ROOT / "launch/serve.py")
-    serve = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(serve)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_request_that_cannot_be_answered_is_told_so(serve, capsys):
+    """Also where the model fails, and where the request has no length."""
 
     class Failing:
         def answer(self, texts):
@@ -131,6 +141,55 @@ def test_a_request_that_cannot_be_answered_is_told_so(capsys):
     assert post("many")[0] == post("-1")[0] == 411
     server.shutdown()
     server.server_close()
+
+
+def without_model(serve, **card):
+    """A server of a card, which has no model to run."""
+    server = serve.Server.__new__(serve.Server)
+    server.card = {"prompt": "", **card}
+    return server
+
+
+def test_texts_that_no_model_can_read(serve):
+    server = without_model(serve, task="token-classification")
+    with pytest.raises(ValueError, match="are strings, not pairs"):
+        server.encode(["one", "two"])
+    for text in ("\ud800", ["a", "\udfff"]):
+        with pytest.raises(ValueError, match="half a character"):
+            server.encode(text)
+
+
+def test_classes_of_one_name_share_their_probability(serve):
+    server = without_model(serve, labels=["a", "b", "a"])
+    odds = {"logits": np.log(np.float32([0.3, 0.4, 0.3]))}
+    found = server.text_classification(None, "", odds)
+    assert found["probabilities"] == pytest.approx({"a": 0.6, "b": 0.4})
+    assert (found["label"], found["score"]) == ("a", pytest.approx(0.6))
+
+
+def test_a_question_may_have_no_answer(serve, vocabulary):
+    """By the threshold of predict, and no answer is longer than the model's."""
+    text = ["q", "one two"]  # [CLS] q [SEP] one two [SEP]
+    sequence, offsets = [None, 0, None, 1, 1, None], [(0, 0)] * 3 + [(0, 3), (4, 7)]
+    row = SimpleNamespace(ids=[0] * 6, sequence_ids=sequence, offsets=offsets)
+    found = {
+        "start_logits": np.float32([2, 0, 0, 1, 0, 0]),
+        "end_logits": np.float32([1, 0, 0, 0, 1, 0]),
+    }
+    for threshold, length, answer in (
+        (None, 30, "one two"),
+        (1.5, 30, "one two"),
+        (0.5, 30, ""),
+        (None, 1, "one"),
+    ):
+        model = small.finetuned(vocabulary, "bert", "question-answering")
+        if threshold is not None:
+            model.meta["task"]["threshold"] = threshold
+        model.config.task.answer_length = length
+        facts = describe(model, make_served(model, "x"))
+        said = without_model(serve, **facts).question_answering(row, text, found)
+        assert said["answer"] == answer
+        assert said.get("null_score") == (None if threshold is None else 3.0)
 
 
 @pytest.fixture
@@ -189,3 +248,20 @@ def test_no_card(environment, tmp_path):
         text=True,
     )
     assert done.returncode == 2 and "no card.json" in done.stderr.splitlines()[-1]
+
+
+def test_a_port_that_is_taken(environment, tmp_path):
+    (tmp_path / "card.json").write_text("{}")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for port in (taken.getsockname()[1], 99999):
+            done = subprocess.run(
+                [
+                    *(sys.executable, ROOT / "launch/serve.py"),
+                    *(f"--model={tmp_path}", f"--port={port}"),
+                ],
+                env=environment,
+                capture_output=True,
+                text=True,
+            )
+            assert done.returncode == 2
+            assert f"--port={port}" in done.stderr.splitlines()[-1]

@@ -21,10 +21,16 @@ def describe(model: LoadedModel, served: ServedModel) -> dict[str, Any]:
 
     task, inputs and outputs by name; labels in the order of the logits; max_length:
     tokens of a text, special ones included; ids of padding and of blanks; the prompt
-    that stands before each text.
+    that stands before each text. Of question answering: the most pieces of an answer,
+    and the doubt above which there is none, where the model knows questions without.
     """
     tokenizer, how = model.tokenizer, served.sentences
-    return {
+    facts: dict[str, Any] = {}
+    if served.task == "question-answering":
+        facts["answer_length"] = model.config.task.answer_length
+        if "threshold" in model.meta["task"]:
+            facts["threshold"] = model.meta["task"]["threshold"]
+    return facts | {
         "version": FORMAT_VERSION,
         "bertjax": bertjax.__version__,
         "task": served.task,
