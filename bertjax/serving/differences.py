@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from bertjax import UserError
 from bertjax.serving.served_model import BLANKS, ServedModel
 
 TEXTS = 16
@@ -67,7 +68,7 @@ def largest_difference(
     """Return the largest difference of a number at a real token, or of a text.
 
     predict: what was written, at work; compared with the model itself, whose layers are
-    a loop over stacked parameters here.
+    a loop over stacked parameters here. Raises UserError for numbers that are none.
     """
     import jax
 
@@ -77,10 +78,13 @@ def largest_difference(
         wanted = jax.device_get(run(params, batch))
         for name, found in predict(batch).items():
             want = wanted[name]
-            seen = want > NEVER
+            seen = ~(want <= NEVER)  # NaN is seen
             if BLANKS not in batch and found.shape[:2] == batch["input_ids"].shape:
                 real = batch["attention_mask"] > 0
                 seen = seen & real.reshape(*real.shape, *(1,) * (found.ndim - 2))
             away = np.abs(np.where(seen, found - want, 0.0))
+            if not np.isfinite(away).all():
+                whose = "what was written" if np.isfinite(want).all() else "the model"
+                raise UserError(f"{name} of {whose} is not finite (NaN)")
             largest = max(largest, float(away.max()))
     return largest

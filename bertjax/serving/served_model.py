@@ -14,6 +14,7 @@ from bertjax.inference.embed_texts import settle_sentences
 from bertjax.inference.fill_blanks import masked_lm
 from bertjax.interop.sentence_transformers import Sentences, of_passages
 from bertjax.models.config import EncoderConfig
+from bertjax.objectives import part_names
 from bertjax.tasks.task_type import get_task_type
 
 BLANKS = "mlm_positions"
@@ -82,7 +83,7 @@ def make_served(
         return _of_task(model, where, weights)
     params = model.read_params(weights=weights)
     has_head = "mlm" in params or (
-        "mlm" in model.config.objective.split("+") and not cfg.has_head_parameters
+        "mlm" in part_names(model.config.objective) and not cfg.has_head_parameters
     )
     if has_head and not task_type and not vectors:
         return _of_blanks(model, params, where)

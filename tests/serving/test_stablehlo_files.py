@@ -139,3 +139,23 @@ def test_lengths(vocabulary, tmp_path):
     with pytest.raises(UserError, match="--lengths=65: the model takes 64 tokens"):
         exported(tmp_path / "out", small.small_model(vocabulary), lengths=[8, 65])
     assert not (tmp_path / "out").exists()
+
+
+def test_numbers_that_are_none_are_refused(vocabulary, tmp_path):
+    """Nothing is written of a model whose parameters are broken."""
+    model = small.small_model(vocabulary)
+    broken = {**model.checkpoint["encoder"]}
+    broken["layers"] = jax.tree.map(lambda x: x * np.nan, broken["layers"])
+    bad = model._replace(checkpoint={**model.checkpoint, "encoder": broken})
+    with pytest.raises(UserError, match=r"logits of the model is not finite \(NaN\)"):
+        exported(tmp_path / "out", bad, batch_sizes=[1], lengths=[8])
+    assert not (tmp_path / "out").exists()
+
+    served = make_served(model, "x")
+    batch = differences.make_batch(served, [np.array([2, 9, 3])], 0, (1, 3))
+
+    def predict(batch):
+        return {"logits": served.run(served.params, batch)["logits"] * np.nan}
+
+    with pytest.raises(UserError, match="logits of what was written is not finite"):
+        differences.largest_difference(served, predict, [batch])
