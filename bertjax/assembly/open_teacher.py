@@ -131,14 +131,16 @@ def check_fit(
         raise UserError(
             f"{where} reads {model.cfg.max_length} tokens, and {key} is {longest}"
         )
+    task_type = find_task_type(config.objective)
+    if task_type is None:  # no head of theirs for labels is read
+        return
     known = model.meta.get("task", {}).get("labels", [])
     if [*known] != [*labels]:
         raise UserError(
             f"{where} knows the labels {', '.join(known)}, the task has "
             f"{', '.join(labels)}: they have to be the same, in one order (task.labels)"
         )
-    task_type = find_task_type(config.objective)
-    if task_type is None or not task_type.makes_vectors:
+    if not task_type.makes_vectors:
         return
     for key in ("pooling", "normalize"):
         own, known = config.task[key], model.config.task[key]
@@ -152,9 +154,16 @@ def check_fit(
 def read_teacher(config: ConfigDict, model: LoadedModel, wanted: Any) -> ReadTeacher:
     """Read those of a model's parameters that a step reads; wanted: their shapes.
 
-    Raises UserError where the model lacks some, or they have other shapes.
+    Raises UserError where the model lacks some, or they have other shapes, and for a
+    masked-LM head that is not of the encoder (ELECTRA's, which is the generator's).
     """
-    found = leaves_of(model.read_params())
+    params = model.read_params()
+    if "generator" in params and "mlm" in wanted:
+        raise UserError(
+            f"{KEY}={config.teacher} is ELECTRA's pair, whose masked-LM head is the "
+            "generator's: give the generator alone (convert --format=hf writes both)"
+        )
+    found = leaves_of(params)
     digest, leaves = hashlib.sha256(), {}
     for name, leaf in leaves_of(wanted).items():
         if name not in found or found[name].shape != leaf.shape:

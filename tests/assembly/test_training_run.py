@@ -13,7 +13,7 @@ from ml_collections import config_flags
 from bertjax import UserError, train
 from bertjax import config as c
 from bertjax.assembly import command_line
-from bertjax.assembly.open_teacher import check_fit
+from bertjax.assembly.open_teacher import check_fit, read_teacher
 from bertjax.assembly.training_run import check_before_text
 from bertjax.parallel.mesh import make_mesh
 
@@ -68,6 +68,24 @@ def test_a_teacher_reads_the_rows_of_all_phases(phases):
         check_fit(config, teacher, pieces, [])
     cfg.max_length = 64
     check_fit(config, teacher, pieces, [])
+
+
+def test_hidden_states_are_learnt_of_a_finetuned_teacher_too():
+    """Whose classes nothing reads."""
+    config = c.load_config("distilbert.py:smoke")
+    config.objective = "distil:kl=0,cosine=1"
+    pieces = SimpleNamespace(kind="", pieces=[], lower_case=True, roles={})
+    facts = {"tokenizer": pieces, "cfg": SimpleNamespace(max_length=512)}
+    teacher = SimpleNamespace(meta={"task": {"labels": ["a", "b"]}}, **facts)
+    check_fit(config, teacher, pieces, [])
+
+
+def test_a_head_of_electras_generator_is_no_discriminators():
+    config = c.load_config("distilbert.py:smoke")
+    pair = SimpleNamespace(read_params=lambda: {"generator": {}, "mlm": {}})
+    with pytest.raises(UserError, match="give the generator alone"):
+        read_teacher(config, pair, {"encoder": {}, "mlm": {}})
+    assert not read_teacher(config, pair, {"encoder": {}}).leaves
 
 
 @pytest.mark.parametrize("key, other", [("pooling", "cls"), ("normalize", False)])
