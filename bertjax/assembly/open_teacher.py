@@ -33,6 +33,7 @@ from bertjax.tasks.tables import Say, silent
 from bertjax.tasks.task_type import find_task_type, get_task_type
 
 KEY = "teacher"  # of a config, of run.json and of what checkpoints say of themselves
+OF_TEACHERS = ("teacher_weight", "teacher_temperature")  # options of tasks' objectives
 
 
 class ReadTeacher(NamedTuple):
@@ -102,6 +103,12 @@ def check_use(config: ConfigDict, objectives: Iterable[Any]) -> None:
         raise UserError(
             f"objective={config.objective} learns from a teacher: give "
             "--config.teacher=DIR, a run's workdir or a Hugging Face directory"
+        )
+    options = (key for part in parse(config.objective) for key in part.options)
+    if not config.teacher and (own := [k for k in options if k in OF_TEACHERS]):
+        raise UserError(
+            f"objective={config.objective}: without a teacher {own[0]} says nothing: "
+            "give --config.teacher=DIR, or leave it out"
         )
     if config.teacher and not any(each.init_teacher for each in objectives):
         raise UserError(

@@ -126,7 +126,8 @@ def difference(
     served: ServedModel,
     programs: Sequence[Mapping[str, Any]],
 ) -> float:
-    """Return how far the files' numbers are from the model's, over all programs."""
+    """Return how far the files' numbers are from the model's, over all programs and the
+    texts that each takes."""
     weights = jax.device_put(load_file(folder / WEIGHTS))
     longest = min(programs[-1]["length"], COMPARED)
     rows, largest = real_rows(model.tokenizer, longest), 0.0
@@ -135,12 +136,15 @@ def difference(
             stored = bytearray((folder / program["file"]).read_bytes())
             call = jax.jit(export.deserialize(stored).call)
             fitting = [row for row in rows if len(row) <= program["length"]]
-            chosen = fitting[-program["batch_size"] :]
-            batch = blank_batch(served, program, chosen, model.tokenizer.pad_id)
+            size, pad_id = program["batch_size"], model.tokenizer.pad_id
+            batches = [
+                blank_batch(served, program, fitting[at : at + size], pad_id)
+                for at in range(0, max(len(fitting), 1), size)
+            ]
 
             def predict(batch: Any, call: Any = call) -> dict[str, np.ndarray]:
                 return jax.device_get(call(weights, batch))
 
-            largest = max(largest, largest_difference(served, predict, [batch]))
+            largest = max(largest, largest_difference(served, predict, batches))
             progress.add(1)
     return largest

@@ -13,7 +13,7 @@ from ml_collections import config_flags
 from bertjax import UserError, train
 from bertjax import config as c
 from bertjax.assembly import command_line
-from bertjax.assembly.open_teacher import check_fit, read_teacher
+from bertjax.assembly.open_teacher import check_fit, check_use, read_teacher
 from bertjax.assembly.training_run import check_before_text
 from bertjax.parallel.mesh import make_mesh
 
@@ -68,6 +68,16 @@ def test_a_teacher_reads_the_rows_of_all_phases(phases):
         check_fit(config, teacher, pieces, [])
     cfg.max_length = 64
     check_fit(config, teacher, pieces, [])
+
+
+@pytest.mark.parametrize("option", ["teacher_weight=0.9", "teacher_temperature=4"])
+def test_an_option_of_teachers_without_one_is_refused(option):
+    config = c.load_config("finetune/classify.py:smoke")
+    config.objective = f"classify:{option}"
+    with pytest.raises(UserError, match=f"teacher {option.partition('=')[0]} says"):
+        check_use(config, [])
+    config.objective = "classify"
+    check_use(config, [])
 
 
 def test_hidden_states_are_learnt_of_a_finetuned_teacher_too():

@@ -159,3 +159,21 @@ def test_numbers_that_are_none_are_refused(vocabulary, tmp_path):
 
     with pytest.raises(UserError, match="logits of what was written is not finite"):
         differences.largest_difference(served, predict, [batch])
+
+
+def test_each_program_is_compared_on_all_texts_that_fit(
+    vocabulary, tmp_path, monkeypatch
+):
+    """The longest among them, also where a batch has room for one."""
+    seen = {}
+
+    def compare(served, predict, batches):
+        sizes = [batch["attention_mask"].sum(axis=1) for batch in batches]
+        seen[batches[0]["input_ids"].shape] = np.concatenate(sizes)
+        return 0.0
+
+    monkeypatch.setattr(write_stablehlo, "largest_difference", compare)
+    sizes = dict(batch_sizes=[1, 3], lengths=[1, small.LONGEST])
+    exported(tmp_path / "out", small.small_model(vocabulary), **sizes)
+    assert [len(seen[1, n]) for n in sizes["lengths"]] == [1, differences.TEXTS]
+    assert seen[1, 64].max() == seen[3, 64].max() == 64 and seen[1, 64].min() == 2
