@@ -179,9 +179,9 @@ class Server:
         blanks, logits = self.blanks(row), found["logits"]
         if "mlm_positions" not in self.card["inputs"]:
             logits = logits[blanks]
-        masks = []
+        masks, known = [], self.tokenizer.get_vocab_size()
         for odds in softmax(logits[: len(blanks)]):
-            best = np.argsort(-odds)[:TOP]
+            best = np.argsort(-odds[:known])[:TOP]  # what is beyond is padding
             names = [self.tokenizer.id_to_token(int(i)) for i in best]
             pairs = zip(names, odds[best].tolist(), strict=True)
             masks.append([{"token": t, "probability": p} for t, p in pairs])

@@ -159,6 +159,17 @@ def test_texts_that_no_model_can_read(serve):
             server.encode(text)
 
 
+def test_padding_of_the_vocabulary_is_no_guess(serve):
+    """It has a share of the probability all the same, as of fill_mask."""
+    server = without_model(serve, mask_id=4, inputs=["input_ids"])
+    pieces = SimpleNamespace(get_vocab_size=lambda: 2, id_to_token="ab".__getitem__)
+    server.tokenizer, row = pieces, SimpleNamespace(ids=[1, 4])
+    odds = {"logits": np.log(np.float32([[1, 1, 1], [0.3, 0.1, 0.6]]))}
+    [masks] = server.fill_mask(row, "", odds)["masks"]
+    assert [guess["token"] for guess in masks] == ["a", "b"]
+    assert masks[0]["probability"] == pytest.approx(0.3)
+
+
 def test_classes_of_one_name_share_their_probability(serve):
     server = without_model(serve, labels=["a", "b", "a"])
     odds = {"logits": np.log(np.float32([0.3, 0.4, 0.3]))}
