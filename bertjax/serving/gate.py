@@ -9,6 +9,7 @@ import numpy as np
 from bertjax import UserError
 from bertjax.assembly.models import LoadedModel
 from bertjax.config import cli
+from bertjax.data.tokenizers.vocab_files import read_lines
 from bertjax.inference import predict_rows
 from bertjax.serving.differences import Predict, make_batch
 from bertjax.serving.served_model import ServedModel
@@ -105,13 +106,10 @@ def outputs_of(
 
 def read_texts(path: str) -> list[str]:
     """Return the lines of a file that are not empty. Raises UserError."""
-    try:
-        text = expand(path, KEY).read_text("utf-8")
-    except (OSError, UnicodeError) as e:
-        raise UserError(f"{KEY}={path} cannot be read: {e}") from e
-    lines = [line for line in text.splitlines() if line.strip()]
+    where = f"{KEY}={path}"
+    lines = [line for line in read_lines(expand(path, KEY), where) if line.strip()]
     if not lines:
-        raise UserError(f"{KEY}={path} has no texts")
+        raise UserError(f"{where} has no texts")
     return lines
 
 

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from bertjax import UserError
 from bertjax.serving import card, differences, write_stablehlo
 from bertjax.serving.export_model import Options, export_model
+from bertjax.serving.gate import read_texts
 from bertjax.serving.served_model import make_served
 
 ROOT = Path(__file__).parents[2]
@@ -177,3 +178,12 @@ def test_each_program_is_compared_on_all_texts_that_fit(
     exported(tmp_path / "out", small.small_model(vocabulary), **sizes)
     assert [len(seen[1, n]) for n in sizes["lengths"]] == [1, differences.TEXTS]
     assert seen[1, 64].max() == seen[3, 64].max() == 64 and seen[1, 64].min() == 2
+
+
+def test_a_text_a_line_for_the_gate(tmp_path):
+    """Line feeds alone end lines."""
+    path = tmp_path / "texts.txt"
+    path.write_text("one\u2028text\n\nanother\r\n", "utf-8", newline="")
+    assert read_texts(str(path)) == ["one\u2028text", "another"]
+    with pytest.raises(UserError, match=r"--gate=.*none: cannot be read"):
+        read_texts(f"{tmp_path}/none")

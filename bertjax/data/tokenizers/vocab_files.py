@@ -22,6 +22,10 @@ def read_bytes(path: Path, place: str) -> bytes:
         content = path.read_bytes()
     except OSError as err:
         raise UserError(f"{place}: cannot be read ({err.strerror or err})") from None
+    return _refuse_empty(content, place)
+
+
+def _refuse_empty(content: bytes, place: str) -> bytes:
     if not content.removeprefix(codecs.BOM_UTF8).strip():
         raise UserError(f"{place}: the file is empty")
     return content
@@ -33,9 +37,10 @@ def read_unzipped(path: Path, place: str) -> bytes:
     if path.suffix != ".gz":
         return content
     try:
-        return gzip.decompress(content)
+        content = gzip.decompress(content)
     except (EOFError, zlib.error, gzip.BadGzipFile) as err:
         raise UserError(f"{place}: damaged or truncated .gz file ({err})") from None
+    return _refuse_empty(content, place)
 
 
 def read_text(path: Path, place: str) -> str:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Similar words: what the table holds, how it is read, what MacBERT makes of it."""
 
+import gzip
 from collections import Counter
 
 import numpy as np
@@ -164,6 +165,13 @@ def test_bad_files_are_named_with_their_line(tmp_path, tokenizer, text, message)
         UserError, match=r"data.similar=.*none.txt: cannot be read \(No s"
     ):
         read_similar(tmp_path / "none.txt", tokenizer)
+
+
+def test_nothing_in_a_gz_file_is_nothing(tmp_path, tokenizer):
+    path = tmp_path / "similar.txt.gz"
+    path.write_bytes(gzip.compress(b"\n"))
+    with pytest.raises(UserError, match=r"similar.txt.gz: the file is empty"):
+        read_similar(path, tokenizer)
 
 
 TEXTS = ["the big house and the small house are big or small", "我们去吧你们去吧"] * 30
