@@ -31,7 +31,7 @@ from bertjax.models.flops import head_flops
 from bertjax.models.initializers import draw_params
 from bertjax.models.layers import Params, dropout, layer_norm, lookup, norm_specs
 from bertjax.objectives.base import NO_TOKENIZER, Batch, Head, Labels, Sum
-from bertjax.objectives.entity_ranks import best_candidates, count_above
+from bertjax.objectives.entity_ranks import best_candidates, check_top, count_above
 from bertjax.objectives.losses import check_shapes
 from bertjax.objectives.metrics import accuracy
 from bertjax.objectives.task_head import weights_of
@@ -165,8 +165,8 @@ def make_head(
     product: multiply by the entity that is given, in the place of the transform.
     answers: of a query in batches that are made up (task.answers). candidates: which
     tokens are entities (tasks/types/complete.py); None: all that are not special.
-    Raises UserError for a gold that is no share; init does for a product
-    of embeddings that are not as wide as hidden states.
+    Raises UserError for a gold that is no share, and a top below 1; init does for a
+    product of embeddings that are not as wide as hidden states.
     """
     parts = (init_product, read_product) if product else (heads.init_mlm, read_hidden)
     own = partial(labels, answers=answers)
@@ -202,6 +202,7 @@ def make_candidate_head(
     slot_weights = partial(weights_of, f"{name}_weights")
     if not 0 < gold <= 1:
         raise UserError(f"objective: {name}'s gold={gold} has to be above 0, at most 1")
+    check_top(name, top)
 
     def weights(batch: Batch) -> dict[str, jax.Array]:
         if ids_name not in batch:

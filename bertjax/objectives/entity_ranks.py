@@ -4,6 +4,8 @@
 import jax
 import jax.numpy as jnp
 
+from bertjax import UserError
+
 
 def count_above(
     scores: jax.Array, right: jax.Array, known: jax.Array | None = None
@@ -28,6 +30,12 @@ def count_above(
         "greater": jnp.where(is_number, greater, jnp.nan).astype(jnp.float32),
         "equal": jnp.where(is_number, equal, jnp.nan).astype(jnp.float32),
     }
+
+
+def check_top(name: str, top: int) -> None:
+    """Refuse answers of no candidates. Raises UserError; name: of the objective."""
+    if top < 1:
+        raise UserError(f"objective: {name}'s top={top} has to be at least 1")
 
 
 def best_candidates(

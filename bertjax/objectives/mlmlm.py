@@ -21,7 +21,7 @@ from bertjax.models.encoder import Encoded
 from bertjax.models.flops import head_flops
 from bertjax.models.layers import Params
 from bertjax.objectives.base import Batch, Head, Labels, Sum
-from bertjax.objectives.entity_ranks import best_candidates, count_above
+from bertjax.objectives.entity_ranks import best_candidates, check_top, count_above
 from bertjax.objectives.task_head import weights_of
 from bertjax.objectives.token_head import PARAMS, score_tokens, sum_in_chunks
 
@@ -68,9 +68,10 @@ def make_head(
 
     score: see above. top: entities of an answer at most. masks: of batches that are
     made up. candidates: the pieces of all entities (tasks/spelled_entities.py), None
-    where nothing is ranked. Raises UserError for an unknown score.
+    where nothing is ranked. Raises UserError for an unknown score, and a top below 1.
     """
     registry.pick("objective: mlmlm's score", score, SCORES)
+    check_top("mlmlm", top)
     slot_weights = partial(weights_of, "mlm_weights")
 
     def weights(batch: Batch) -> dict[str, jax.Array]:

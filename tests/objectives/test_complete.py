@@ -157,6 +157,12 @@ def test_a_share_that_is_none_is_refused(gold):
         make_objective(f"complete:gold={gold}", make_cfg(20))
 
 
+@pytest.mark.parametrize("name", ["complete", "edges", "mlmlm"])
+def test_answers_of_no_candidates_are_refused(name):
+    with pytest.raises(UserError, match=f"{name}'s top=0 "):
+        make_objective(f"{name}:top=0", make_cfg(20))
+
+
 @pytest.mark.parametrize("pieces", [1, 3])
 @pytest.mark.parametrize("product", [False, True])
 def test_packed_is_unpacked(product, pieces, monkeypatch):
