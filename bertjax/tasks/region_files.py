@@ -25,6 +25,7 @@ from bertjax import UserError
 from bertjax.tasks.tables import Row
 
 SIDE = 100.0  # of a scene
+SLACK = 0.1  # by which boxes may be outside of it: they were rounded
 # What zipfile raises for files that are none, or encrypted, or packed in another way.
 NOT_READ = (
     OSError,
@@ -131,8 +132,11 @@ def _thing(value: Any, scene: int, scenes: int, place: str) -> Thing:
             f"{place}: an object has color, type, and size, x_loc, y_loc or a box of "
             f"four numbers, and this is {value!r:.80} ({type(e).__name__} {e})"
         ) from None
-    if not (x1 <= x2 and y1 <= y2 and np.isfinite((x1, y1, x2, y2)).all()):
-        raise UserError(f"{place}: {value!r:.80} has no box from (x1, y1) to (x2, y2)")
+    if not (-SLACK <= x1 <= x2 <= SIDE + SLACK and -SLACK <= y1 <= y2 <= SIDE + SLACK):
+        raise UserError(
+            f"{place}: {value!r:.80} has no box from (x1, y1) to (x2, y2), in a scene "
+            f"of {SIDE:g} x {SIDE:g}"
+        )
     wide, high = SIDE * scenes, SIDE
     left = SIDE * scene
     box = (left + x1) / wide, y1 / high, (left + x2) / wide, y2 / high
@@ -214,10 +218,16 @@ class RegionFiles:
             raise UserError(f"{path}: arrays have to be of numbers ({e})") from None
         if not np.isfinite(features).all():
             raise UserError(f"{path}: features are not all finite numbers")
-        if not ((boxes >= -1e-3) & (boxes <= 1 + 1e-3)).all():
+        slack = SLACK / SIDE
+        if not ((boxes >= -slack) & (boxes <= 1 + slack)).all():
             raise UserError(
                 f"{path}: boxes have to be shares of the image, from 0 to 1, or pixels "
                 "beside image_w and image_h"
+            )
+        if not (boxes[:, :2] <= boxes[:, 2:]).all():
+            raise UserError(
+                f"{path}: boxes have to be x1, y1, x2, y2, of which the last two are "
+                "no less than the first two"
             )
         classes = named.get("classes") if self.classes else None
         if classes is not None and classes.ndim == 1:

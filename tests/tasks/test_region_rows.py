@@ -62,6 +62,10 @@ def test_objects_are_features_boxes_and_classes(tmp_path):
         ([[3]], r"rows\.jsonl:2: scenes: an object has color, type.*this is 3"),
         ([{"type": "circle"}], r"rows\.jsonl:2: scenes: an object has.*KeyError"),
         ([{"type": "c", "color": "r", "box": [5, 5, 1, 9]}], r":2: scenes.*no box"),
+        (
+            [{"type": "c", "color": "r", "box": [0, 0, 640, 480]}],
+            r":2: scenes.*no box.*, in a scene of 100 x 100",
+        ),
         ([{"type": "c", "color": "r", "box": [5, 5, 1]}], r":2: scenes: an object"),
     ],
 )
@@ -143,6 +147,10 @@ def test_classes_of_files(tmp_path, soft):
         (dict(classes=np.ones((3, 4))), r"classes have the shape \[3, 4\]"),
         (dict(classes=np.array([0, 1, 9])), r"classes have to be from 0 to 6"),
         (dict(boxes=np.full((3, 4), 30.0)), r"boxes have to be shares of the image"),
+        (
+            dict(boxes=np.tile([0.5, 0.5, 0.2, 0.2], (3, 1))),
+            r"have to be x1, y1, x2, y2",
+        ),
         (dict(features=np.full((3, 5), np.nan)), r"features are not all finite"),
     ],
 )
@@ -152,6 +160,15 @@ def test_files_that_hold_something_else(tmp_path, arrays, message):
     keys = dict(regions="image", region_size=5, region_classes=7)
     with pytest.raises(UserError, match=rf"{re.escape(str(tmp_path))}.*{message}"):
         gather(read(table, **keys)[1], [0])
+
+
+@pytest.mark.parametrize(
+    "keys", [{"region_mixture": "words=1,regions=1"}, {"hide_regions": True}]
+)
+def test_pairs_are_said_by_those_alone_who_have_learnt_them(table, keys):
+    with pytest.raises(UserError, match="has not learnt whether"):
+        read(table, labelled=False, **keys)
+    assert read(table, labelled=True, **keys)[1].n
 
 
 def test_a_file_that_is_no_archive_and_files_that_all_lack(tmp_path):

@@ -25,6 +25,7 @@ from bertjax.data import counter_rng
 from bertjax.tasks import region_files, tables, text_rows
 from bertjax.tasks.region_files import Images
 from bertjax.tasks.region_settings import (
+    KIND_NAMES,
     KINDS,
     PAIRS,
     WORDS,
@@ -243,8 +244,15 @@ def make_rows(
     rows: Sequence[Row], form: Form, tokenizer: Any, labelled: bool, say: Say = silent
 ) -> TextRegions:
     """Encode texts and find their regions; says which files are not there, whose rows
-    are left out. Raises UserError, naming the place."""
+    are left out. Raises UserError, naming the place, and where rows that are to be
+    answered have a model that has not learnt pairs."""
     settings = RegionSettings(*(form.settings or ()))
+    if not labelled and KIND_NAMES[PAIRS] not in settings.kinds:
+        raise UserError(
+            "this model has not learnt whether texts and images belong together, which "
+            "is all that predict says: its task.region_mixture has no "
+            f"{KIND_NAMES[PAIRS]}, or task.hide_regions is set"
+        )
     for row in rows:  # of rows to answer nothing before asks for the column
         if form.label not in row.cells:
             unknown = registry.unknown("task.regions", form.label, [*row.cells])
