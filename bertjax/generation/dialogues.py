@@ -92,8 +92,8 @@ class Conversations:
             plan = None
         if plan is None or plan.stops[-1] != len(own):
             raise UserError(
-                f"{name}: nothing was said, or the last turn has more than the "
-                f"{self.limits.context - 2} tokens of a context"
+                f"{name}: nothing was said, or the last turn does not fit into the "
+                f"{self.limits.context} tokens of a context, beside what is known"
             )
         return self.make_row(plan)
 

@@ -4,6 +4,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -111,15 +112,25 @@ def open_left(opened: LoadedModel, lm: sequence_scorers.LanguageModel) -> TextMo
     names = set().union(*map(objectives.part_names, lm.learnt))
     begin = () if tokenizer.cls_id == tokenizer.sep_id else (tokenizer.cls_id,)
     pad = tokenizer.pad_id if ids.pad_token_id is None else ids.pad_token_id
+    encode = tokenizer.encode_with_masks
+    if "cuglm" in names:
+        encode = functools.partial(encode_lines, tokenizer)
     return TextModel(
         *place_decoder(cfg, lm.params),
         tokenizer,
-        functools.partial(Side(begin).lay_out, tokenizer.encode_with_masks),
+        functools.partial(Side(begin).lay_out, encode),
         Ends(ids.eos_token_id, pad),
         cfg.max_length,
         context=has_steps and "prefix" in names,
         causal_steps=has_steps and "prefix" not in names,
     )
+
+
+def encode_lines(tokenizer: Any, text: str) -> list[int]:
+    """Encode code as its models have read it: each line by itself, without line ends
+    and what is indented (data/corpus/code_names.py)."""
+    lines = (" ".join(line.split()) for line in text.split("\n"))
+    return [*chain.from_iterable(map(tokenizer.encode_with_masks, filter(None, lines)))]
 
 
 def open_dialogue(opened: LoadedModel, placed: tuple[Any, Any]) -> TextModel:

@@ -9,7 +9,12 @@ import pytest
 from bertjax import UserError
 from bertjax.assembly.models import LoadedModel
 from bertjax.config.schema import base
-from bertjax.generation.open_writer import find_side, open_dialogue, pick_way
+from bertjax.generation.open_writer import (
+    encode_lines,
+    find_side,
+    open_dialogue,
+    pick_way,
+)
 from bertjax.generation.options import Options
 from bertjax.models.config import EncoderConfig
 
@@ -58,3 +63,10 @@ def test_a_model_that_answers_out_of_passages_needs_some():
     opened = SimpleNamespace(config=SimpleNamespace(objective="rag"), meta={"task": {}})
     with pytest.raises(UserError, match=r"runs/rag was .* --index=DIR finds them"):
         pick_way(opened, Options(), "runs/rag")
+
+
+def test_code_is_asked_line_by_line_as_it_was_learnt():
+    """Line ends and blanks at the beginning of lines were tokens that no text has."""
+    tokenizer = SimpleNamespace(encode_with_masks=lambda text: [text])
+    found = encode_lines(tokenizer, "int f(int a,\r\n      int  b) {\n\n\treturn")
+    assert found == ["int f(int a,", "int b) {", "return"]

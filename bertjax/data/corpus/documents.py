@@ -10,7 +10,13 @@ from typing import Any, NamedTuple
 from bertjax import UserError, counted
 from bertjax.data.corpus import files
 from bertjax.data.corpus.code_grammars import code_rules
-from bertjax.data.corpus.line_repair import Counts, clean, decode, join_names
+from bertjax.data.corpus.line_repair import (
+    REPAIRS,
+    Counts,
+    clean,
+    decode,
+    join_names,
+)
 
 
 class Document(NamedTuple):
@@ -64,6 +70,7 @@ class Fields(NamedTuple):
 
 
 TEXT = Fields()
+LEFT_OUT = "long_records", "long_code", "other_languages"  # of REPAIRS: whole documents
 
 
 @dataclass
@@ -141,9 +148,13 @@ def refuse_empty(sources: Sequence[Source], counts: Counts) -> None:
     """Raise UserError where `counts` has no document of any of the sources."""
     counters = [counts[source.name] for source in sources]
     if not any(counter["documents"] for counter in counters):
-        long = sum(counter["long_records"] for counter in counters)
-        lines = counted(long, "JSON line")
-        more = f" and {lines} over data.max_line_bytes" if long else ""
+        left = {kind: sum(c[kind] for c in counters) for kind in LEFT_OUT}
+        parts = [
+            f"{counted(number, REPAIRS[kind][0])} {REPAIRS[kind][1]}"
+            for kind, number in left.items()
+            if number
+        ]
+        more = "".join(f" and {part.removesuffix(', skipped')}" for part in parts)
         names = join_names([source.name for source in sources])
         raise UserError(f"{names}: holds no document, only blanks{more}")
 

@@ -9,7 +9,7 @@ import pytest
 
 from bertjax import UserError
 from bertjax.data.corpus.code_files import CodeSource
-from bertjax.data.corpus.documents import Fields
+from bertjax.data.corpus.documents import Fields, refuse_empty
 from bertjax.data.corpus.line_repair import Counts
 from bertjax.data.corpus.sources import parse_sources
 
@@ -63,6 +63,15 @@ def test_without_the_stream_lines_stay_whole(folder):
 def test_long_files_are_skipped_and_counted(folder):
     documents, counts = read(sources(folder / "A.java"), limit=10)
     assert not documents and counts[str(folder / "A.java")]["long_code"] == 1
+    with pytest.raises(UserError, match="only blanks and 1 file of code over data"):
+        refuse_empty(sources(folder / "A.java"), counts)
+
+
+def test_records_of_other_languages_alone_are_not_called_blank(tmp_path):
+    rows = [{"path": f"{name}.py", "text": "x = 1"} for name in "ab"]
+    found = sources(records(tmp_path / "a.jsonl", *rows), code_field="path")
+    with pytest.raises(UserError, match="and 2 records of a language that is not read"):
+        refuse_empty(found, read(found)[1])
 
 
 def test_other_content_is_another_fingerprint(folder, tmp_path):
