@@ -232,11 +232,13 @@ def check_pretrained(opened: LoadedModel, what: str, then: str = "") -> None:
     """
     if "task" in opened.meta:
         objective = opened.config.objective
-        makes_vectors = get_task_type(objective).makes_vectors
-        command = "embed" if makes_vectors else "predict"
+        task_type = get_task_type(objective)
+        command = "embed" if task_type.makes_vectors else "predict"
         why = "has no masked-LM head"
         if parse(objective)[0].name == "splade":
             why = "its masked-LM head has learnt weights of terms instead of guesses"
+        elif task_type.token_head or task_type.masks:
+            why = "its masked-LM head answers rows of its task alone"
         raise UserError(
             f"{what} was finetuned (objective={objective}) and {why}; "
             f"{then or f'bertjax.{command} uses such models'}"
