@@ -69,7 +69,7 @@ class Graph:
     texts: what they are called, of those that files describe. known: reads the triples
     i32 [n, 3] by which ranks are filtered; learnt: those that are learnt. settings:
     what config.task says of how they are completed. is_open: whether entities that are
-    in no triple yet may be asked for; what is said of them is kept.
+    in no triple yet may be asked for, and what texts say of them is kept.
     """
 
     entities: Sequence[str]
@@ -119,12 +119,28 @@ class Graph:
         return max(len(self.entities), len(self.relations), 1)
 
     @cached_property
-    def by_name(self) -> dict[str, list[int]]:
-        """The entities of each name."""
-        found: dict[str, list[int]] = {}
-        for i, entity in enumerate(self.entities):
-            found.setdefault(self.describe(entity).name, []).append(i)
+    def entities_by_name(self) -> dict[str, list[str]]:
+        """The ids of the entities of each name; where the graph is open also of those
+        that are in no triple."""
+        return self._by_name([*self.entities, *self._others])
+
+    @cached_property
+    def relations_by_name(self) -> dict[str, list[str]]:
+        """The ids of the relations of each name."""
+        return self._by_name(self.relations)
+
+    def _by_name(self, ids: Iterable[str]) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for name in ids:
+            found.setdefault(self.describe(name).name, []).append(name)
         return found
+
+    @cached_property
+    def _others(self) -> dict[str, None]:
+        """The ids that texts describe, and that are in no triple, of an open graph."""
+        known = self.entity_numbers.keys() | self.relation_numbers.keys()
+        names = self.texts if self.is_open else ()
+        return dict.fromkeys(name for name in names if name not in known)
 
     def describe(self, name: str) -> Described:
         """Return what an entity or a relation is called: without a file, its id."""
@@ -140,30 +156,37 @@ class Graph:
         """Triples that are known to be right, i32 [n, 3]."""
         return self.known(self)
 
+    def entity_id(self, name: str, place: str) -> str:
+        """Return the id of an entity by this, or by a name that it alone has; what is
+        neither as it is. Raises UserError, naming the place, for a name of several."""
+        if name in self.entity_numbers or name in self._others:
+            return name
+        return _only("entity", "entities", name, self.entities_by_name, place)
+
+    def relation_id(self, name: str, place: str) -> str:
+        """Return the id of a relation, as `entity_id` does."""
+        if name in self.relation_numbers:
+            return name
+        return _only("relation", "relations", name, self.relations_by_name, place)
+
     def entity(self, name: str, place: str) -> int:
         """Return the number of an entity by its id, or by a name that it alone has.
 
         Raises UserError, naming the place.
         """
-        number = self.entity_numbers.get(name)
+        number = self.entity_numbers.get(self.entity_id(name, place))
         if number is None:
-            named = self.by_name.get(name, [])
-            if len(named) > 1:
-                ids = ", ".join(self.entities[i] for i in named[:3])
-                raise UserError(
-                    f"{place}: {counted(len(named), 'entity', 'entities')} are called "
-                    f"{name!r}: give an id ({ids})"
-                )
-            number = named[0] if named else None
-        if number is None:
-            raise _unknown("entity", name, [*self.entities, *self.by_name], place)
+            known = [*self.entities, *self.entities_by_name]
+            raise _unknown("entity", name, known, place)
         return number
 
     def relation(self, name: str, place: str) -> int:
-        """Return the number of a relation by its id. Raises UserError."""
-        if name not in self.relation_numbers:
-            raise _unknown("relation", name, self.relations, place)
-        return self.relation_numbers[name]
+        """Return the number of a relation, as `entity` does. Raises UserError."""
+        number = self.relation_numbers.get(self.relation_id(name, place))
+        if number is None:
+            known = [*self.relations, *self.relations_by_name]
+            raise _unknown("relation", name, known, place)
+        return number
 
     def numbers(self, triples: Sequence[Triple]) -> np.ndarray:
         """Return the triples by the numbers of their parts, -1 for BLANK: i32 [n, 3].
@@ -238,12 +261,26 @@ class Graph:
         """Return a checkpoint's graph. known, learnt: read the triples, at need."""
         texts = {name: Described(*text) for name, text in facts["texts"].items()}
         parts = facts["entities"], facts["relations"], texts
-        return cls(*parts, known, learnt, settings)
+        # A graph that is not open has kept no texts of others.
+        return cls(*parts, known, learnt, settings, is_open=True)
 
     @cached_property
     def vocabulary(self) -> np.ndarray:
         """Entities and relations in their order, and their texts, as bytes u8 [n]."""
         return np.frombuffer(json.dumps(self.to_json()).encode(), np.uint8)
+
+
+def _only(
+    what: str, plural: str, name: str, by_name: Mapping[str, list[str]], place: str
+) -> str:
+    """Return the one id of a name, of none the name. Raises UserError for more."""
+    ids = by_name.get(name, [name])
+    if len(ids) > 1:
+        raise UserError(
+            f"{place}: {counted(len(ids), what, plural)} are called {name!r}: give an "
+            f"id ({', '.join(ids[:3])})"
+        )
+    return ids[0]
 
 
 def _unknown(what: str, name: str, known: Iterable[str], place: str) -> UserError:

@@ -46,8 +46,12 @@ def make_graph(
     """Make the graph of the triples of data.train and of all others that are given.
 
     is_open: see Graph.of. Says what data.entities does not describe, and what of it
-    occurs in no triple. Raises UserError where its files cannot be read.
+    occurs in no triple, and which others are learnt from. Raises UserError where its
+    files cannot be read.
     """
+    learnt = {t[:3] for t in train}
+    both = [t.place for t in others if t[:3] in learnt]
+    tables.report(say, both, "triple", " of data.valid that data.train has too")
     files = config.data.entities
     texts = read_descriptions(files, "data.entities", say) if files else {}
     graph = Graph.of(train, others, texts, is_open)

@@ -85,7 +85,9 @@ def parse_triples(
             say(f"{name}:{number}: the first line names the columns, and is skipped")
             continue
         if len(cells) != len(FIELDS) or not all(cells):
-            has = counted(sum(map(bool, cells)), "cell")
+            has = counted(len(cells), "cell")
+            if empty := cells.count(""):
+                has += f", {empty} of them empty"
             raise UserError(
                 f"{name}:{number}: a triple is head, relation and tail, with tabs "
                 f"between them, {BLANK} for what is asked; this line has {has}"

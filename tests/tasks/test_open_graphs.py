@@ -5,7 +5,10 @@ import json
 
 import pytest
 
+from bertjax import UserError
+from bertjax.config.schema import base
 from bertjax.tasks.graphs import Graph
+from bertjax.tasks.open_graph import make_graph
 from bertjax.tasks.triple_files import Described, parse_triples
 
 TEXTS = {"Q1": Described("Paris", "a city"), "Q9": Described("Lyon", "a city too")}
@@ -25,3 +28,29 @@ def test_what_is_said_of_entities_is_kept_where_they_may_be_asked_for(is_open):
     wider = again.with_names(["Q9"], [])  # which reads no triple
     assert wider.entities == ["Q1", "Q2", "Q9"]
     assert wider.describe("Q9").name == ("Lyon" if is_open else "Q9")
+
+
+def test_a_name_is_that_of_one_entity_though_no_triple_has_it():
+    facts = {"Q1": Described("Paris"), "Q8": Described("Paris", "a town")}
+    facts |= {"Q9": Described("Lyon", "a city"), "P1": Described("lies in")}
+    graph = Graph.of(parse_triples("Q1\tP1\tQ2\n", "t.tsv"), [], facts, is_open=True)
+    graph = Graph.from_json(graph.to_json(), reads_triples, reads_triples, {})
+    assert graph.entity_id("Lyon", "-") == graph.entity_id("Q9", "-") == "Q9"
+    assert graph.entity_id("Oslo", "-") == "Oslo"
+    assert (
+        graph.relation_id("lies in", "-") == "P1"
+        and graph.relation("lies in", "-") == 0
+    )
+    assert (
+        graph.entity_id("lies in", "-") == "lies in"
+    )  # a relation's name is no entity's
+    with pytest.raises(UserError, match=r"x:1: 2 entities .* 'Paris'.* \(Q1, Q8\)"):
+        graph.entity_id("Paris", "x:1")
+
+
+def test_held_out_triples_that_are_learnt_too_are_said():
+    train = parse_triples("a\tr\tb\nb\tr\tc\n", "train.tsv")
+    others = parse_triples("a\tr\tc\nb\tr\tc\n", "dev.tsv")
+    said = []
+    make_graph(base(), train, others, said.append)
+    assert said == ["1 triple of data.valid that data.train has too: dev.tsv:2"]

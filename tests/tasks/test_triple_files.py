@@ -49,7 +49,8 @@ def test_objects_may_leave_out_what_is_asked_for():
     [
         ("a\tr\tb\nonly two\tfields\n", ":2: a triple is head, .* has 2 cells"),
         ("a\tr\tb\tc\n", ":1: .* has 4 cells"),
-        ("a\t\tb\n", ":1: .* has 2 cells"),
+        ("a\t\tb\n", ":1: .* has 3 cells, 1 of them empty"),
+        ("a\tr\tb\t\n", ":1: .* has 4 cells, 1 of them empty"),
         ('{"head": "a"}\n', ":1: there is no relation"),
         ('{"head": "a", "relation": 3, "tail": "b"}\n', ":1: .* have to be texts"),
         ("\n", "there are no triples"),

@@ -164,13 +164,13 @@ def make_spellings(
 
     An entity that the graph does not have is known by its text: with others by which it
     is scored it may be answered, in a question it may not. Raises UserError, naming the
-    place, for queries that are none.
+    place, for queries that are none, and names of several entities.
     """
     own = form.graph
-    ends = [end for t in read for end in (t.head, t.tail)]
+    ends = [(end, t.place) for t in read for end in (t.head, t.tail) if end != BLANK]
     graph = own.with_names(
-        [end for end in ends if end != BLANK and end not in own.by_name],
-        [t.relation for t in read],
+        [own.entity_id(*end) for end in ends],
+        [own.relation_id(t.relation, t.place) for t in read],
     )
     new = len(graph.entities) - len(own.entities)
     if new:
@@ -179,13 +179,15 @@ def make_spellings(
     form, triples = open_graph.number_triples(read, form, labelled, say)
     queries = ask_for_ends(triples, labelled)
     spelled = graph.cached("spelled", lambda: spell(graph, tokenizer, say), tokenizer)
-    answering = graph if labelled else own
+    answering, pool = graph, spelled
+    if not labelled:
+        answering = own
+        pool = own.cached("spelled", lambda: spell(own, tokenizer, silent), tokenizer)
 
     def make_table() -> Candidates:
-        answers = spell(answering, tokenizer, silent).answers
         settings = answering.settings
         how = settings["target_length"], tokenizer.pad_id, settings["pads"]
-        return Candidates.of(answers, *how)
+        return Candidates.of(pool.answers, *how)
 
     table = answering.cached("candidates", make_table, tokenizer)
     parts = spelled.contexts, spelled.relations, spelled.answers
