@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import counted, registry
+from bertjax import UserError, counted, registry
 from bertjax.data.corpus.sources import expand_paths, named_sources
+from bertjax.models.families import in_effect
 from bertjax.tasks import tables, triple_files
 from bertjax.tasks.graphs import Graph, check_queries
 from bertjax.tasks.tables import Say, silent
@@ -34,6 +35,12 @@ def check(config: ConfigDict) -> None:
     """Refuse what completion cannot do. Raises UserError."""
     for entry in registry.split_list(config.data.entities):
         expand_paths(entry, "data.entities", pattern=triple_files.WANTED)
+    if in_effect(config.model.to_dict()).get("is_decoder"):
+        raise UserError(
+            f"model.is_decoder=True: objective={config.objective} asks for what has "
+            "parts of its triple behind it, which a decoder does not see: take an "
+            "encoder, model.is_decoder=False"
+        )
 
 
 def make_graph(

@@ -2,6 +2,7 @@
 """Graphs whose entities need not be learnt from: what is kept of them, and read."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,6 +10,8 @@ from bertjax import UserError
 from bertjax.config.schema import base
 from bertjax.tasks.graphs import Graph
 from bertjax.tasks.open_graph import make_graph
+from bertjax.tasks.task_rows import Form
+from bertjax.tasks.task_type import load_task_type
 from bertjax.tasks.triple_files import Described, parse_triples
 
 TEXTS = {"Q1": Described("Paris", "a city"), "Q9": Described("Lyon", "a city too")}
@@ -54,3 +57,17 @@ def test_held_out_triples_that_are_learnt_too_are_said():
     said = []
     make_graph(base(), train, others, said.append)
     assert said == ["1 triple of data.valid that data.train has too: dev.tsv:2"]
+
+
+@pytest.mark.parametrize("name", ["complete", "edges", "mlmlm"])
+def test_what_sees_nothing_behind_it_completes_no_triples(name):
+    config = base()
+    config.objective, config.model.is_decoder = name, True
+    with pytest.raises(UserError, match="is_decoder=True: objective="):
+        load_task_type(name).check(config)
+
+
+def test_entities_are_spelled_by_a_vocabulary_that_has_a_mask():
+    form, tokenizer = Form((), "", (), 1, ()), SimpleNamespace(has_mask=False)
+    with pytest.raises(UserError, match="mlmlm spells entities in the place of masks"):
+        load_task_type("mlmlm").make_rows([], form, tokenizer, True)

@@ -166,6 +166,11 @@ def make_spellings(
     is scored it may be answered, in a question it may not. Raises UserError, naming the
     place, for queries that are none, and names of several entities.
     """
+    if not tokenizer.has_mask:
+        raise UserError(
+            "objective=mlmlm spells entities in the place of masks, and the vocabulary "
+            "(data.vocab) has none: take a masked LM's"
+        )
     own = form.graph
     ends = [(end, t.place) for t in read for end in (t.head, t.tail) if end != BLANK]
     graph = own.with_names(
