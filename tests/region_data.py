@@ -30,7 +30,7 @@ class Tokenizer(SimpleNamespace):
 TOKENIZER = Tokenizer(
     vocab_size=V, pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4, has_mask=True,
     special_ids=np.arange(5), replacement_ids=np.arange(5, V, dtype=np.int32),
-    word_starts=np.ones(V, bool),
+    word_starts=np.ones(V, bool), joins_with_space=False,
 )  # fmt: skip
 
 

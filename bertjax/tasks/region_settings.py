@@ -86,13 +86,18 @@ def group_ids(
     a word that is not one piece, or in two groups."""
     out = np.full(tokenizer.vocab_size, -1, np.int8)
     for k, (name, words) in enumerate(groups):
-        for word, ids in zip(words, tokenizer.encode_batch(words), strict=True):
-            if len(ids) != 1 or ids[0] == tokenizer.unk_id:
+        for word in words:
+            # Of byte BPE a word within a text, which counts, and one that begins it.
+            forms = [f" {word}", word] if tokenizer.joins_with_space else [word]
+            pieces = tokenizer.encode_batch(forms)
+            whole = [ids[0] for ids in pieces if len(ids) == 1]
+            own = {*whole} - {tokenizer.unk_id}
+            if len(pieces[0]) != 1 or pieces[0][0] not in own:
                 raise UserError(
                     f"task.word_groups: {name}: {word!r} is not one piece of the "
                     "vocabulary, whose pieces are scored: leave it out"
                 )
-            if out[ids[0]] >= 0:
+            if any(out[piece] >= 0 for piece in own):
                 raise UserError(f"task.word_groups: {word!r} is there twice")
-            out[ids[0]] = k
+            out[[*own]] = k
     return out

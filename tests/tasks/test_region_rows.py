@@ -2,6 +2,7 @@
 """Rows of texts and regions: what files say, what a row holds, who is paired."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from region_data import TOKENIZER, make_config, make_rows, read, write, write_im
 from bertjax import UserError
 from bertjax.data import counter_rng
 from bertjax.tasks.prepare_task import make_form
-from bertjax.tasks.region_settings import PAIRS, REGIONS, WORDS
+from bertjax.tasks.region_settings import PAIRS, REGIONS, WORDS, group_ids
 from bertjax.tasks.tables import Row
 from bertjax.tasks.types import regions
 from bertjax.tasks.types.regions import OTHER, head_options
@@ -286,3 +287,16 @@ def test_scores_of_groups_of_words(table):
     assert np.isnan(found["color_accuracy"]) and found["color_words"] == 0
     outputs["word_weights"] = np.zeros((2, 2), np.float32)  # no word was masked
     assert np.isnan(rows.score(outputs, np.arange(2))["perplexity"])
+
+
+def test_a_word_of_byte_bpe_counts_within_texts_and_where_they_begin():
+    """Only those at the beginning of a text did."""
+    ids = {" one": [7], "one": [8], " two": [9], "two": [5, 6], "on": [10]}
+    tokenizer = SimpleNamespace(
+        vocab_size=12, unk_id=1, joins_with_space=True,
+        encode_batch=lambda texts: [ids.get(text, [4, 4]) for text in texts],
+    )  # fmt: skip
+    found = group_ids([("number", ("one", "two"))], tokenizer)
+    assert np.flatnonzero(found == 0).tolist() == [7, 8, 9]
+    with pytest.raises(UserError, match="'on' is not one piece"):
+        group_ids([("number", ("on",))], tokenizer)
