@@ -64,15 +64,18 @@ def check_before_text(
         is_known = not get_task_type(config.objective).several_sequences
     objective, cfg = make_objective(name, cfg)
     taught = as_teacher(teacher, cfg)
-    objectives = [*resolve.objectives_of(config, taught).values()]
+    named = resolve.objectives_of(config, taught)
+    objectives = [*named.values()]
     check_use(config, objectives)
     if config.init_layers and not (config.init_from or config.teacher):
         raise UserError(
             f"init_layers={config.init_layers} chooses layers of init_from or of the "
             "teacher: give one of the two, or leave it empty"
         )
-    for each in objectives:
-        for size in {config.batch_size, *(p.batch_size for p in planned)}:
+    for phase, each in named.items():
+        # Each is evaluated on batches of config.batch_size.
+        own = (p.batch_size for p in planned if p.objective == phase)
+        for size in {config.batch_size, *own}:
             feed.check_batch_size(mesh, size, config.accumulate, each.group)
         train_step.check_whole_batch(config, each, mesh)
     arrays = objective.labels(1, config.data.length) if is_known else {}

@@ -37,6 +37,17 @@ def test_what_is_refused_before_the_text_is_read(key, value, message):
         check_before_text(config, mesh)
 
 
+def test_a_phase_has_whole_groups_of_its_own_objective_alone():
+    config = c.load_config("bert.py:smoke")
+    config.objective, config.batch_size = "mlm", 16
+    mesh = make_mesh(1, 1, 1, devices=jax.devices()[:1])
+    config.phases = "steps=4 objective=mlm*15+clm*1; batch_size=8"
+    check_before_text(config, mesh)
+    config.phases = "steps=4 objective=mlm*15+clm*1 batch_size=8; batch_size=16"
+    with pytest.raises(UserError, match=r"8 rows a device .* the 16 of a group"):
+        check_before_text(config, mesh)
+
+
 def test_attention_that_does_not_take_regions_is_refused_before_the_text_is_read():
     given = "--config=regions.py:smoke", "--config.data.length=128"
     config = command_line.parse(given).config

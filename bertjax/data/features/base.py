@@ -198,6 +198,11 @@ def without_marks(arrays: Batch) -> Batch:
     return {name: array for name, array in arrays.items() if name != "marks"}
 
 
+def percent(share: float) -> str:
+    """Write a share for people, to three digits: 15%, 12.5%, 0.1%."""
+    return f"{100 * share:.3g}%"
+
+
 def count_text(batch: Batch) -> int:
     """Count the real tokens of a batch; copies of tokens are none.
 

@@ -188,8 +188,8 @@ class CuglmFeatures(base.Features):
     def describe(self) -> str:
         sees = "what is before it" if self.causal else "all of it"
         return (
-            f"{self.rate.last:.0%} of {self.text} tokens of text masked, whole names "
-            f"by {sees}, and the next token predicted"
+            f"{base.percent(self.rate.last)} of {self.text} tokens of text masked, "
+            f"whole names by {sees}, and the next token predicted"
         )
 
     def tell(self, before: Batch, after: Batch) -> dict[str, float]:

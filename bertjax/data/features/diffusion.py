@@ -178,8 +178,9 @@ class DiffusionFeatures(base.Features):
         return rate, self.weigh(rate, (1 - self.eps) * self.schedule.slope(t))
 
     def describe(self) -> str:
+        low, high = map(base.percent, (self.low, self.high))
         blocks = f", in blocks of {self.block} behind clean ones" * (self.block > 0)
-        return f"{self.low:.1%} to {self.high:.0%} masked ({self.named}){blocks}"
+        return f"{low} to {high} masked ({self.named}){blocks}"
 
     def tell(self, before: Batch, after: Batch) -> dict[str, float]:
         """Count masks, the tokens that could be masked, and rows by masked tenths."""

@@ -69,7 +69,7 @@ class MlmFeatures(base.Features):
 
     def describe(self) -> str:
         ends = self.rate or (self.masking.rate,)
-        return f"{' to '.join(f'{end:.0%}' for end in dict.fromkeys(ends))} predicted"
+        return f"{' to '.join(map(base.percent, dict.fromkeys(ends)))} predicted"
 
     def tell(self, before: Batch, after: Batch) -> dict[str, float]:
         chosen = self.predicted(after)

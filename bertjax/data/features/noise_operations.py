@@ -13,6 +13,7 @@ import numpy as np
 
 from bertjax import UserError, registry
 from bertjax.data import counter_rng
+from bertjax.data.features.base import percent
 from bertjax.data.features.noise_texts import (
     BEGINS_UNIT,
     ENDS_SENTENCE,
@@ -52,7 +53,7 @@ class Operation:
         return cls(name, *numbers)
 
     def __str__(self) -> str:
-        return f"{self.name} {self.share:.0%}"
+        return f"{self.name} {percent(self.share)}"
 
     def added(self, tokens: np.ndarray) -> np.ndarray:
         """Return how many tokens more it can make of so many."""
@@ -227,7 +228,7 @@ class Infill(Operation):
         return cls(name, share, mean, random)
 
     def __str__(self) -> str:
-        return f"infill {self.share:.0%} in spans of {self.mean:g}"
+        return f"infill {percent(self.share)} in spans of {self.mean:g}"
 
     def change(self, text: Text, key: np.ndarray, how: Corruption) -> Text:
         units = find_units(text)

@@ -5,7 +5,14 @@ import numpy as np
 
 from bertjax import UserError
 from bertjax.data import counter_rng
-from bertjax.data.features.base import Batch, GatheredRows, Settings, Spec, Specs
+from bertjax.data.features.base import (
+    Batch,
+    GatheredRows,
+    Settings,
+    Spec,
+    Specs,
+    percent,
+)
 from bertjax.data.features.clm import ClmFeatures
 
 
@@ -60,7 +67,8 @@ class PrefixFeatures(ClmFeatures):
         return columns * ((place >= context[number]) & (sequence > 0))
 
     def describe(self) -> str:
-        return f"a context of {self.least:.0%} to {self.most:.0%}, the rest predicted"
+        least, most = map(percent, (self.least, self.most))
+        return f"a context of {least} to {most}, the rest predicted"
 
 
 def make_features(

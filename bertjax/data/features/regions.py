@@ -105,7 +105,8 @@ class RegionFeatures(MlmFeatures):
         return out
 
     def describe(self) -> str:
-        return f"{super().describe()}, or {self.region_rate:.0%} of the regions"
+        rate = base.percent(self.region_rate)
+        return f"{super().describe()}, or {rate} of the regions"
 
     def tell(self, before: Batch, after: Batch) -> dict[str, float]:
         counts = super().tell(before, after)

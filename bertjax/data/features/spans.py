@@ -152,7 +152,9 @@ class SpansFeatures(EncoderDecoderFeatures):
 
     def describe(self) -> str:
         laws = zip(self.density, self.mean, strict=True)
-        each = " or ".join(f"{share:.0%} in spans of {mean:g}" for share, mean in laws)
+        each = " or ".join(
+            f"{base.percent(share)} in spans of {mean:g}" for share, mean in laws
+        )
         return f"{each} predicted, {self.target} slots for {self.text} tokens of text"
 
     def tell(self, before: Batch, after: Batch) -> dict[str, float]:

@@ -12,7 +12,7 @@ from made_up import fake_store, fake_tokenizer
 
 from bertjax import UserError
 from bertjax.data.batches import Batches, batch_sha256
-from bertjax.data.features.base import prediction_weights
+from bertjax.data.features.base import percent, prediction_weights
 from bertjax.data.features.make_features import SUPPORT
 from bertjax.data.masking.vocab_tables import make_tables
 from bertjax.data.mixture import make_mixture
@@ -123,6 +123,13 @@ def test_what_people_are_told(name):
     assert seen.predicted.any()
     assert seen.origin is None or seen.predicted.shape == seen.origin.shape
     assert all(np.isfinite(count) for count in seen.counts.values())
+
+
+def test_shares_are_told_as_they_are():
+    """A rate of 12.5% is no 12%, and one of 0.5% is not none."""
+    shares = 0.15, 0.125, 0.005, 0.07, 1 / 3, 1
+    told = ["15%", "12.5%", "0.5%", "7%", "33.3%", "100%"]
+    assert [*map(percent, shares)] == told
 
 
 @settings(max_examples=25)

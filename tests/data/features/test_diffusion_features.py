@@ -274,5 +274,5 @@ def test_it_says_what_it_does():
     half = make_half("diffusion:schedule=cosine,low=0.2,block=4", TOKENIZER, 24)
     assert half.raw == 12
     assert half.describe() == (
-        "20.0% to 100% masked (cosine, weights mdlm), in blocks of 4 behind clean ones"
+        "20% to 100% masked (cosine, weights mdlm), in blocks of 4 behind clean ones"
     )
