@@ -359,7 +359,10 @@ class TrainingRun:
         log(f"{parameters:,} parameters{those}; {total:,} steps; mesh {where}")
         if self.config.budget_minutes is not None:
             config = self.config
-            log(describe_budget(config.budget_minutes, total, config.budget_clock))
+            rates = (str(phase.mask_rate) for phase in self.batches.phases)
+            ramps = [rate for rate in dict.fromkeys(rates) if ":" in rate]
+            how = config.budget_minutes, total, config.budget_clock, ramps
+            log(describe_budget(*how))
         with jax.set_mesh(mesh):
             lengths = (encoder_length(s.length, s.specs) for s in course.stages)
             arrays = {name for stage in course.stages for name in stage.specs}

@@ -245,8 +245,8 @@ def change_phases(
     """Go on from `step` with other phases than the run began with.
 
     planned: as the new config has them from step 0 on; past: those that led to `step`.
-    What was stays as it was; the cursor goes on from there. With nothing new the
-    result is `past`.
+    What was stays as it was; the cursor goes on from there, and so does a ramp of mask
+    rates, unless it is another one. With nothing new the result is `past`.
     """
     before = [p for p in past if p.start <= step]
     if not before:
@@ -256,7 +256,10 @@ def change_phases(
     last = before[-1]
     own = dict(start=last.start, first=last.first, ramp_start=last.ramp_start)
     same = replace(now, **own) == last
-    changed = [] if same else [replace(now, start=step)]
+    ramp = last.start if last.ramp_start is None else last.ramp_start
+    if (now.mask_rate, now.objective) != (last.mask_rate, last.objective):
+        ramp = None
+    changed = [] if same else [replace(now, start=step, ramp_start=ramp)]
     phases = _carry_cursor([*before, *changed, *later], len(before))
     # What would have begun at this very step has not: another is in its place.
     ends = [*(p.start for p in phases[1:]), math.inf]

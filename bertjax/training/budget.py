@@ -13,7 +13,7 @@ arXiv 2104.07705) train so.
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -30,12 +30,23 @@ CLOCKS = {"wall": time.monotonic, "cpu": time.process_time}  # seconds
 UNITS = {"wall": "minutes,", "cpu": "minutes of processor time, of all cores,"}
 
 
-def describe_budget(minutes: float, total: int, clock: str = "wall") -> str:
-    """Say at the start of a run what its budget means."""
-    return (
+def describe_budget(
+    minutes: float, total: int, clock: str = "wall", ramps: Sequence[str] = ()
+) -> str:
+    """Say at the start of a run what its budget means.
+
+    ramps: mask rates that change while steps go by, such as 0.3:0.15.
+    """
+    said = (
         f"budget_minutes={minutes:g}: training ends after {minutes:g} {UNITS[clock]} "
         f"or after {total:,} steps (total) if they come first; the learning rate "
         "follows the clock"
+    )
+    if not ramps:
+        return said
+    return (
+        f"{said}, mask_rate={', '.join(ramps)} the steps: the mask rate reaches its "
+        "end only where total does"
     )
 
 

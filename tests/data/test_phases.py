@@ -322,6 +322,19 @@ def test_batches_are_skipped():
     assert (across[-1].start, across[-1].first) == (38, first)
 
 
+def test_a_ramp_goes_on_with_another_batch_size():
+    """Also after a rewind; another ramp begins anew."""
+    parts = "steps=10; mask_rate=0.3:0.15"
+    planned = place_phases(wanted(parts), 100, rows_of(SIZES))
+    larger = place_phases(wanted(parts, batch_size=16), 100, rows_of(SIZES))
+    now = change_phases(larger, planned, 40)[-1]
+    assert (now.start, now.ramp_start, now.batch_size) == (40, 10, 16)
+    back = change_phases(planned, skip_batches(planned, 40, 50), 40)
+    assert change_phases(larger, back, 60)[-1].ramp_start == 10
+    other = place_phases(wanted("mask_rate=0.4:0.2"), 100, rows_of(SIZES))
+    assert change_phases(other, planned, 40)[-1].ramp_start is None
+
+
 def test_commas_part_settings_but_not_the_options_of_an_objective():
     text = "percent=50,length=64, objective=cuglm:stages=1,types=0; batch_size=4,"
     first, second = wanted(text)

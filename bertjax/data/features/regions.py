@@ -12,7 +12,14 @@ import math
 import numpy as np
 
 from bertjax.data import counter_rng
-from bertjax.data.features.base import Batch, GatheredRows, Settings, Spec, Specs
+from bertjax.data.features.base import (
+    Batch,
+    GatheredRows,
+    Settings,
+    Spec,
+    Specs,
+    percent,
+)
 from bertjax.data.features.mlm import MlmFeatures
 
 WORDS, REGIONS = 0, 1  # of region_task (tasks/types/regions.py); others are not masked
@@ -105,7 +112,7 @@ class RegionFeatures(MlmFeatures):
         return out
 
     def describe(self) -> str:
-        rate = base.percent(self.region_rate)
+        rate = percent(self.region_rate)
         return f"{super().describe()}, or {rate} of the regions"
 
     def tell(self, before: Batch, after: Batch) -> dict[str, float]:
