@@ -322,7 +322,8 @@ class EncoderConfig:
         """Which set of parameters each layer uses (Lan et al. 2020, section 3.1)."""
         n = self.num_hidden_layers
         # Exact; transformers' int(i / (n / groups)) rounds: where the groups do not
-        # divide the layers it may be one less, as at layer 9 of 18 in 14 groups.
+        # divide the layers it may be one less, as at layer 9 of 18 in 14 groups, which
+        # interop/families/albert.py refuses.
         return tuple(i * (self.num_hidden_groups or n) // n for i in range(n))
 
     @property

@@ -271,6 +271,12 @@ def test_configs_that_make_no_model(tmp_path, config, words):
     refused(tmp_path / "a", *words)
 
 
+def test_groups_that_transformers_rounds_otherwise_are_refused(tmp_path):
+    """It gives layer 9 of 18 the parameters of group 6, of 14; here they are group 7's."""
+    write(tmp_path / "a", "albert", num_hidden_layers=18, num_hidden_groups=14)
+    refused(tmp_path / "a", "num_hidden_groups=14 of 18 layers is not supported")
+
+
 def test_layers_that_follow_no_rule_are_refused(tmp_path):
     kinds = ["full_attention", "full_attention", "sliding_attention"]
     write(tmp_path / "a", "modernbert", layer_types=kinds)

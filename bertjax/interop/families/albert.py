@@ -4,6 +4,16 @@
 from bertjax.interop import family
 from bertjax.interop.families.bert import EMBEDDINGS
 
+
+def check_groups(raw: family.Options) -> family.Options:
+    """Refuse numbers of groups by which transformers would take other parameters in a
+    layer (it rounds; EncoderConfig.groups): ValueError."""
+    n, groups = raw["num_hidden_layers"], raw.get("num_hidden_groups") or 1
+    if any(int(i / (n / groups)) != i * groups // n for i in range(n)):
+        raise ValueError(f"num_hidden_groups={groups} of {n} layers")
+    return {}
+
+
 GROUP = "encoder.albert_layer_groups.{}.albert_layers.0"
 FAMILY = family.Family(
     model_type="albert",
@@ -37,6 +47,7 @@ FAMILY = family.Family(
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
     },
+    read=check_groups,
     special_ids=family.ENDS,
     refused={**family.REFUSED, "inner_group_num": (None, 1)},
     class_prefix="Albert",
