@@ -272,7 +272,7 @@ def test_configs_that_make_no_model(tmp_path, config, words):
 
 
 def test_groups_that_transformers_rounds_otherwise_are_refused(tmp_path):
-    """It gives layer 9 of 18 the parameters of group 6, of 14; here they are group 7's."""
+    """Layer 9 of 18 has the parameters of group 6, of 14, there, of group 7 here."""
     write(tmp_path / "a", "albert", num_hidden_layers=18, num_hidden_groups=14)
     refused(tmp_path / "a", "num_hidden_groups=14 of 18 layers is not supported")
 
