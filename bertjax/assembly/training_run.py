@@ -360,7 +360,9 @@ class TrainingRun:
         if self.config.budget_minutes is not None:
             config = self.config
             rates = (str(phase.mask_rate) for phase in self.batches.phases)
-            ramps = [rate for rate in dict.fromkeys(rates) if ":" in rate]
+            ramps = [f"mask_rate={x}" for x in dict.fromkeys(rates) if ":" in x]
+            if any("concept_labels" in stage.specs for stage in course.stages):
+                ramps.append("the strength with which concepts are unlearnt")
             how = config.budget_minutes, total, config.budget_clock, ramps
             log(describe_budget(*how))
         with jax.set_mesh(mesh):

@@ -35,7 +35,7 @@ def describe_budget(
 ) -> str:
     """Say at the start of a run what its budget means.
 
-    ramps: mask rates that change while steps go by, such as 0.3:0.15.
+    ramps: what changes while steps go by, such as mask_rate=0.3:0.15.
     """
     said = (
         f"budget_minutes={minutes:g}: training ends after {minutes:g} {UNITS[clock]} "
@@ -44,10 +44,7 @@ def describe_budget(
     )
     if not ramps:
         return said
-    return (
-        f"{said}, mask_rate={', '.join(ramps)} the steps: the mask rate reaches its "
-        "end only where total does"
-    )
+    return f"{said}, {', '.join(ramps)} the steps: it reaches its end where total does"
 
 
 def least_seconds(seconds: float, clock: str) -> float:
