@@ -11,6 +11,14 @@ from bertjax.data.tokenizers.backends import read_model
 # Types of a piece in sentencepiece_model.proto.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(1, 6)
 NEVER = -1e6  # score of a piece that no text has
+# What str.lower does and the library's Lowercase does not: a capital sigma that ends a
+# word becomes another letter than one within it (Unicode, Final_Sigma).
+CASED, IGNORED = r"[\p{Lu}\p{Ll}\p{Lt}]", r"[\p{Mn}\p{Me}\p{Cf}\p{Lm}\p{Sk}'’.·:]"
+FINAL_SIGMA = rf"(?<={CASED}|{CASED}{IGNORED})Σ(?!{IGNORED}*{CASED})"
+LOWER: list[dict[str, Any]] = [
+    {"type": "Replace", "pattern": {"Regex": FINAL_SIGMA}, "content": "ς"},
+    {"type": "Lowercase"},
+]
 
 
 def from_sentencepiece(model: bytes, lower: bool) -> dict[str, Any]:
@@ -21,7 +29,7 @@ def from_sentencepiece(model: bytes, lower: bool) -> dict[str, Any]:
     """
     # Only the text's beginning is a word's: "[MASK]." has no space before the stop.
     proto = read_model(model)
-    return _make(proto, _pieces(proto), [{"type": "Lowercase"}] * lower, "first")
+    return _make(proto, _pieces(proto), LOWER * lower, "first")
 
 
 def from_xlm_roberta(model: bytes) -> dict[str, Any]:

@@ -75,6 +75,20 @@ def test_the_same_ids_for_every_text(kind, lower, texts, tmp_path):
     assert told["mask_token"] == ours.mask_token
 
 
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_a_sigma_that_ends_a_word(kind, tmp_path):
+    """Python's lower case has a letter of its own there, the library's has not."""
+    texts = ["ο δρόμος σας είναι μακρύς", "της ασίας οι σοφές"] * 20
+    ours = train_tokenizer(texts, kind, 60, True)
+    export_tokenizer.write_tokenizer(ours, tmp_path, token_types=True, max_length=512)
+    theirs = Library.from_file(str(tmp_path / "tokenizer.json"))
+    back = load_tokenizer(tmp_path)
+    for text in ("ΣΑΣ", "Ο ΔΡΌΜΟΣ, ΣΑΣ.", "ΣΑΣ’ Σ ΑΣ.Α", "Ο\u0301Σ ΣΟΣ\u0301Ο ς3Σ"):
+        ids = ours.encode(text)
+        assert theirs.encode(text, add_special_tokens=False).ids == ids, text
+        assert back.encode(text) == ids
+
+
 def test_ids_are_no_text(tmp_path):
     with pytest.raises(UserError, match="not of text"):
         export_tokenizer.make_json(load_tokenizer("ids:30"), True)
