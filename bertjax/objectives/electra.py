@@ -48,8 +48,13 @@ def make_objective(
 
     generator: its width as a share of the discriminator's; the weights are those of
     the two losses. Raises UserError when the width is none or its heads do not fit,
-    and for weights below 0.
+    for weights below 0, and for a decoder.
     """
+    if cfg.is_decoder:
+        raise UserError(
+            "model.is_decoder=True: both models of electra see what stands behind a "
+            "token: set model.is_decoder=False"
+        )
     if not 0 < generator <= 1:
         raise UserError(f"objective: electra's generator={generator} is not in (0, 1]")
     if min(generator_weight, discriminator_weight) < 0:

@@ -152,6 +152,12 @@ def test_bad_options(name, words):
         make_objective(name, CFG)
 
 
+def test_a_decoder_is_refused():
+    """As of the masked LM: neither model would see what stands behind a mask."""
+    with pytest.raises(UserError, match=r"^model\.is_decoder=True: both models"):
+        make_objective("electra", dataclasses.replace(CFG, is_decoder=True))
+
+
 def test_heads_that_do_not_fit():
     cfg = dataclasses.replace(CFG, hidden_size=400)
     with pytest.raises(UserError, match="200 wide, which its 3 heads"):
