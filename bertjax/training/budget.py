@@ -37,14 +37,14 @@ def describe_budget(
 
     ramps: what changes while steps go by, such as mask_rate=0.3:0.15.
     """
-    said = (
+    line = (
         f"budget_minutes={minutes:g}: training ends after {minutes:g} {UNITS[clock]} "
         f"or after {total:,} steps (total) if they come first; the learning rate "
         "follows the clock"
     )
     if not ramps:
-        return said
-    return f"{said}, {', '.join(ramps)} the steps: it reaches its end where total does"
+        return line
+    return f"{line}, {', '.join(ramps)} the steps: it reaches its end where total does"
 
 
 def least_seconds(seconds: float, clock: str) -> float:
