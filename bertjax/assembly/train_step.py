@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh
 from jax.tree_util import tree_leaves_with_path
 from ml_collections.config_dict import ConfigDict
 
@@ -294,7 +295,8 @@ def make_update(
     check_whole_batch(config, objective, mesh)
     check_average(tail, total)
     # Devices of a topology (preflight) are not those that are here.
-    backend = mesh.devices.flat[0].platform
+    is_abstract = isinstance(mesh, AbstractMesh)
+    backend = "" if is_abstract else mesh.devices.flat[0].platform
     schedule, tx = make_tx(config, warmup, total, decay, backend=backend)
 
     def init() -> Any:

@@ -6,6 +6,7 @@ which have no answers; or SQuAD as TensorFlow Datasets has it.
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -78,7 +79,7 @@ def parse_text(
     first = text.lstrip().partition("\n")[0]
     asks = any(f'"{key}"' in first for key in ("question", "context"))
     is_whole = '"data"' in first or '"paragraphs"' in first or not asks
-    if is_whole and first[:1] != "[":
+    if is_whole and not re.match(r"\s*\[\s*\{", text):
         return [squad_files.questions_of(load_json(text, name), name)]
     read = Questions(source=name)
     rows = [*tables.parse_rows(text, "json", name, {}, say)]
