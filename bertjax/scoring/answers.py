@@ -21,7 +21,7 @@ from bertjax.data.corpus.sources import named_sources, parse_sources
 from bertjax.generation import dialogues, open_writer
 from bertjax.generation.options import Options
 from bertjax.scoring.scorer import Scores, scores_of_sets, text_to_score
-from bertjax.tasks.text_metrics import SHARES
+from bertjax.tasks.text_metrics import SHARES, words_of
 
 FLAGS = ("examples", "rank", "top_k")
 Prompt = dict[str, Any]  # of bertjax.generate
@@ -64,9 +64,9 @@ def diversity(texts: list[str], right: tuple[str, ...]) -> dict[str, float]:
     """Return distinct-n of texts, and of the right ones; words: the mean number."""
     found: dict[str, float] = {"answers": len(texts)}
     found |= {name: share(texts) for name, share in SHARES.items()}
-    found["words"] = float(np.mean([len(text.split()) for text in texts]))
+    found["words"] = float(np.mean([len(words_of(text)) for text in texts]))
     found |= {f"people_{name}": share(right) for name, share in SHARES.items()}
-    found["people_words"] = float(np.mean([len(text.split()) for text in right]))
+    found["people_words"] = float(np.mean([len(words_of(text)) for text in right]))
     return found
 
 

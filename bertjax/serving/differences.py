@@ -85,6 +85,6 @@ def largest_difference(
             away = np.abs(np.where(seen, found - want, 0.0))
             if not np.isfinite(away).all():
                 whose = "what was written" if np.isfinite(want).all() else "the model"
-                raise UserError(f"{name} of {whose} is not finite (NaN)")
+                raise UserError(f"{name} of {whose} are not finite numbers")
             largest = max(largest, float(away.max()))
     return largest

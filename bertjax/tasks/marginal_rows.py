@@ -15,7 +15,7 @@ import numpy as np
 from bertjax import counted
 from bertjax.tasks import text_rows
 from bertjax.tasks.passage_index import Passage
-from bertjax.tasks.squad_metrics import squad_scores
+from bertjax.tasks.squad_metrics import open_scores
 from bertjax.tasks.tables import Row
 from bertjax.tasks.task_rows import Batch, Lines, Outputs, Ragged, Rows
 from bertjax.tasks.types import seq2seq
@@ -63,7 +63,7 @@ class MarginalRows(Rows):
         if self.writes:
             golds = {str(i): inner.references[i * self.k] for i in example.tolist()}
             texts = dict(zip(golds, self.texts_of(outputs), strict=True))
-            found |= {k: v / 100 for k, v in squad_scores(texts, golds).items()}
+            found |= open_scores(texts, golds)
         return {name: found[name] for name in self.form.metrics}
 
 

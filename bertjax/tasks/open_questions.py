@@ -10,14 +10,12 @@ import numpy as np
 
 from bertjax import UserError, registry
 from bertjax.data.corpus.line_repair import load_json
-from bertjax.data.tokenizers.tokenizer import SPACELESS
+from bertjax.data.tokenizers.word_starts import whole_word
 from bertjax.tasks import squad_files, tables
 from bertjax.tasks.tables import Columns, Row, Say, silent
 from bertjax.tasks.task_rows import ASKING
 
 TEXTS = {key for text, pair, *_ in ASKING for key in (text, pair)}
-# What goes on a word: scripts without spaces do not.
-LETTER = rf"[^\W{SPACELESS.pattern[1:-1]}]"
 
 
 def parse_questions(text: str, name: str, say: Say = silent) -> list[dict[str, Any]]:
@@ -147,11 +145,8 @@ def find_answers(
     """
     found = set()
     for answer in answers:
-        words = answer.split()
-        pattern = r"\s+".join(map(re.escape, words))
-        before = rf"(?<!{LETTER})" * bool(re.match(LETTER, words[0]))
-        after = rf"(?!{LETTER})" * bool(re.search(rf"{LETTER}$", words[-1]))
-        for hit in re.finditer(f"{before}{pattern}{after}", text, re.IGNORECASE):
+        pattern = whole_word(" ".join(answer.split())).replace(re.escape(" "), r"\s+")
+        for hit in re.finditer(pattern, text, re.IGNORECASE):
             inside = (chars[:, 1] > hit.start()) & (chars[:, 0] < hit.end())
             places = np.flatnonzero(inside & (chars[:, 0] < chars[:, 1]))
             if len(places):

@@ -13,6 +13,8 @@ from difflib import SequenceMatcher
 
 import numpy as np
 
+from bertjax.tasks.text_metrics import spaced
+
 Golds = Mapping[str, Sequence[str]]  # question -> its gold answers; none: unanswerable
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -90,6 +92,19 @@ def squad_scores(
             best, threshold = _best_threshold(score, ~answerable, doubt)
             found |= {f"best_{kind}": best, f"best_{kind}_thresh": threshold}
     return found
+
+
+def open_scores(answers: Mapping[str, str], golds: Golds) -> dict[str, float]:
+    """Return what `squad_scores` does, from 0 to 1, of answers that are no spans of one
+    context: a character of a script without spaces is a word, since WordPiece writes
+    these with spaces and people without.
+
+    >>> open_scores({"a": "巴 黎"}, {"a": ["巴黎"]})
+    {'exact': 1.0, 'f1': 1.0}
+    """
+    said = {name: spaced(answer) for name, answer in answers.items()}
+    right = {name: [*map(spaced, gold)] for name, gold in golds.items()}
+    return {name: v / 100 for name, v in squad_scores(said, right).items()}
 
 
 def _overlap(guessed: list[str], true: list[str], v2: bool) -> float:

@@ -12,11 +12,10 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from bertjax import UserError
-from bertjax.data.tokenizers.tokenizer import SPACELESS
+from bertjax.data.tokenizers.word_starts import ALONE
 
 ROUGE = "rouge1", "rouge2", "rougeL"
 PACKAGES = {"bleu": "sacrebleu", **dict.fromkeys(ROUGE, "rouge_score")}
-ALONE = re.compile(rf"{SPACELESS.pattern}|[\u3000-\u303f\uff00-\uffef]")
 References = Sequence[Sequence[str]]  # of each text, one at least
 
 
@@ -61,6 +60,15 @@ def spaced(text: str) -> str:
     return ALONE.sub(r" \g<0> ", text)
 
 
+def words_of(text: str) -> list[str]:
+    """Return what stands between spaces, with those of `spaced`.
+
+    >>> words_of("in 巴黎。")
+    ['in', '巴', '黎', '。']
+    """
+    return spaced(text).split()
+
+
 def has_rouge(text: str) -> bool:
     """Whether a text has a word by rouge-score, which knows a to z and digits alone."""
     return re.search("[a-z0-9]", text.lower()) is not None
@@ -74,7 +82,7 @@ def distinct(texts: Sequence[str], n: int) -> float:
     """
     grams = [
         tuple(words[i : i + n])
-        for words in map(str.split, map(spaced, texts))
+        for words in map(words_of, texts)
         for i in range(len(words) - n + 1)
     ]
     return len({*grams}) / len(grams) if grams else 0.0

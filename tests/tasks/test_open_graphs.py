@@ -40,13 +40,10 @@ def test_a_name_is_that_of_one_entity_though_no_triple_has_it():
     graph = Graph.from_json(graph.to_json(), reads_triples, reads_triples, {})
     assert graph.entity_id("Lyon", "-") == graph.entity_id("Q9", "-") == "Q9"
     assert graph.entity_id("Oslo", "-") == "Oslo"
-    assert (
-        graph.relation_id("lies in", "-") == "P1"
-        and graph.relation("lies in", "-") == 0
-    )
-    assert (
-        graph.entity_id("lies in", "-") == "lies in"
-    )  # a relation's name is no entity's
+    assert graph.relation_id("lies in", "-") == "P1"
+    assert graph.relation("lies in", "-") == 0
+    # A relation's name is no entity's.
+    assert graph.entity_id("lies in", "-") == "lies in"
     with pytest.raises(UserError, match=r"x:1: 2 entities .* 'Paris'.* \(Q1, Q8\)"):
         graph.entity_id("Paris", "x:1")
 

@@ -110,6 +110,7 @@ def test_answers_of_several_words():
         ("首都是巴黎。", ["巴黎"], [(3, 4)]),
         ("パリのSeine川", ["パリ", "seine"], [(0, 1), (3, 7)]),
         ("Seineparis川", ["Seine"], []),
+        ("a\\ b 巴\u3000黎", ["a\\  b", "巴 黎"], [(0, 3), (5, 7)]),
     ],
 )
 def test_answers_in_scripts_without_spaces(text, answers, found):

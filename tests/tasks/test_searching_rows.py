@@ -17,6 +17,7 @@ from bertjax.data.mixture import make_mixture
 from bertjax.objectives import find_passages
 from bertjax.objectives.find_passages import Finder
 from bertjax.tasks import passage_index, tables
+from bertjax.tasks.marginal_rows import MarginalRows
 from bertjax.tasks.passage_index import Passage
 from bertjax.tasks.task_rows import Form, Limits, Targets
 from bertjax.tasks.types.rag import make_rows
@@ -54,6 +55,16 @@ def rows_of(form, labelled=True, bare=(), say=print):
         cells[i]["ctxs"] = []
     read = [tables.Row(cell, f"t.jsonl:{i}") for i, cell in enumerate(cells)]
     return make_rows(read, form, Letters(), labelled, say)
+
+
+def test_what_is_written_in_scripts_without_spaces(monkeypatch):
+    """WordPiece writes it with spaces, people without: a right text scored 0."""
+    monkeypatch.setattr(MarginalRows, "texts_of", lambda *_: ["巴 黎", "yz", "巴 山"])
+    cells = ("abc", ["巴黎"]), ("d", ["yz", "w"]), ("ef", ["巴黎"])
+    monkeypatch.setitem(globals(), "ASKED", cells)
+    form = form_of("prefix")._replace(metrics=("exact", "f1"))
+    scores = rows_of(form).score({"nats": np.zeros(3)}, np.arange(3))
+    assert scores == pytest.approx({"exact": 2 / 3, "f1": 2.5 / 3})
 
 
 @pytest.mark.parametrize("labelled", [True, False])

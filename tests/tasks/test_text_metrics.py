@@ -7,6 +7,7 @@ import math
 import pytest
 
 from bertjax import UserError
+from bertjax.scoring.answers import diversity
 from bertjax.tasks import text_metrics
 
 TEXTS = ["the cat sat on the mat", "a dog runs"]
@@ -40,6 +41,10 @@ def test_scripts_without_spaces():
     """Written as WordPiece has it, with spaces, or as people do, it is the same."""
     assert text_metrics.distinct(["巴 黎", "巴黎"], 1) == 2 / 4
     assert text_metrics.distinct(["巴 黎", "巴黎"], 2) == 1 / 2
+    said = diversity(["巴 黎 。"], ("巴黎。",))
+    assert said["words"] == said["people_words"] == 3
+    # Letters and digits of full width make words as others do; their signs are alone.
+    assert text_metrics.words_of("ＡＢ３！") == ["ＡＢ３", "！"]
     pytest.importorskip("sacrebleu")
     right = [["巴黎是首都。」"]]
     assert text_metrics.bleu(["巴 黎 是 首 都 。 」"], right) == pytest.approx(1)

@@ -38,8 +38,8 @@ _HAN = re.compile(
 )
 
 
-# In byte BPE each of these is a word, or begins one, whatever bytes it is cut into.
-_ALONE = re.compile(
+# Each of these is a word: of scripts without spaces a character, and their signs.
+ALONE = re.compile(
     SPACELESS.pattern
     + "|[\u3001-\u303f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65]"
 )
@@ -201,7 +201,8 @@ class Marker:
         words = self.segmenter.words(sentence) if self.segmenter else []
         if self.tokenizer.joins_with_space:
             inside = {at for word in words for at in range(*word)}
-            alone = (m.span() for m in _ALONE.finditer(sentence))
+            # Or begins one, whatever bytes it is cut into.
+            alone = (m.span() for m in ALONE.finditer(sentence))
             words += [span for span in alone if span[0] not in inside]
         return words
 

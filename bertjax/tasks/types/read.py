@@ -40,7 +40,7 @@ from bertjax.tasks.retrieval_options import (
     pooling_options,
 )
 from bertjax.tasks.span_answers import best_spans
-from bertjax.tasks.squad_metrics import squad_scores
+from bertjax.tasks.squad_metrics import open_scores
 from bertjax.tasks.tables import Row, Say, silent
 from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Ragged, Rows
 from bertjax.tasks.task_type import TaskType
@@ -264,10 +264,9 @@ class ReadingRows(Rows):
                 answers[str(i)] = max(some, key=lambda x: x[0])[1] if some else ""
         scores: dict[str, float] = {}
         for k, answers in chosen.items():
-            own = squad_scores(answers, golds) if golds else {}
+            own = open_scores(answers, golds) if golds else {}
             for name in ("exact", "f1"):
-                value = own.get(name, math.nan) / 100
-                scores[f"{name}@{k}" if k else name] = value
+                scores[f"{name}@{k}" if k else name] = own.get(name, math.nan)
         return {name: scores[name] for name in self.form.metrics}
 
     def answers(self, outputs: Outputs, read: Sequence[Row]) -> Iterator[Any]:
