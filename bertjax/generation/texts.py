@@ -271,7 +271,8 @@ def finish(
 ) -> Output:
     """Return the output of new ids, i32 [T]; log_probs f32 [T].
 
-    A text that goes on reads on where the prompt ends. Special tokens are left out.
+    A text that goes on reads on where the prompt ends. Special tokens are left out, and
+    ids of no piece, which a model from elsewhere may have as padding.
     """
     tokenizer = model.tokenizer
     special = {*tokenizer.special_ids.tolist()} - {tokenizer.unk_id}
@@ -279,8 +280,8 @@ def finish(
     shown = [int(i) for i in before if int(i) not in special]
 
     def text_of(new: Sequence[int]) -> str:
-        own = [i for i in (*row.forced, *new) if i not in special]
-        return text_behind(tokenizer, shown, own)
+        pieces = (i for i in (*row.forced, *new) if i < tokenizer.vocab_size)
+        return text_behind(tokenizer, shown, [i for i in pieces if i not in special])
 
     new = ids.tolist()
     text, kept = cut_at_stop(new, text_of, stop)

@@ -4,6 +4,7 @@ installed, computed."""
 
 import functools
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ class Ids:
 
     special_ids = np.zeros(0, np.int32)
     cls_id = unk_id = -1
+    vocab_size = 1000  # more than any of the models has
 
     def encode_with_masks(self, text):
         return [*map(int, text.split())]
@@ -88,6 +90,19 @@ def test_a_prefix_counts_as_the_prompt(tmp_path):
     for how in ({"num_beams": 4, "length_penalty": 2.0}, {"rank": 6, "temperature": 1}):
         found = write(model, prompts, prefix=begun, **how)
         assert found == [[*prefix, *ids] for ids in write(model, longer, **how)]
+
+
+def test_ids_of_no_piece_are_no_text():
+    """T5's embeddings have more rows than SentencePiece can decode."""
+    tokenizer = SimpleNamespace(
+        special_ids=np.array([0, 1]), unk_id=-1, vocab_size=9,
+        decode=lambda ids: "".join("01abcdefg"[i] for i in ids),
+    )  # fmt: skip
+    model = texts.TextModel(None, None, tokenizer, list, Ends((1,), 0), 64, start=(0,))
+    row = texts.Row(np.array([2]), np.array([0]), [])
+    ids, log_probs = np.array([3, 11, 4, 1]), np.full(4, -0.5, np.float32)
+    found = texts.finish(model, row, ids, log_probs, ())
+    assert found == ("bc", [3, 11, 4, 1], -2)
 
 
 @pytest.mark.slow
