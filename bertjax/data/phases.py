@@ -246,7 +246,8 @@ def change_phases(
 
     planned: as the new config has them from step 0 on; past: those that led to `step`.
     What was stays as it was; the cursor goes on from there, and so does a ramp of mask
-    rates, unless it is another one. With nothing new the result is `past`.
+    rates, unless it is another one or a later phase's. With nothing new the result is
+    `past`.
     """
     before = [p for p in past if p.start <= step]
     if not before:
@@ -257,7 +258,9 @@ def change_phases(
     own = dict(start=last.start, first=last.first, ramp_start=last.ramp_start)
     same = replace(now, **own) == last
     ramp = last.start if last.ramp_start is None else last.ramp_start
-    if (now.mask_rate, now.objective) != (last.mask_rate, last.objective):
+    is_other = (now.mask_rate, now.objective) != (last.mask_rate, last.objective)
+    # Another batch size alone may move where a phase begins, too.
+    if is_other or (now.length != last.length and now.start > ramp):
         ramp = None
     changed = [] if same else [replace(now, start=step, ramp_start=ramp)]
     phases = _carry_cursor([*before, *changed, *later], len(before))

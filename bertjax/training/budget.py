@@ -44,7 +44,7 @@ def describe_budget(
     )
     if not ramps:
         return line
-    return f"{line}, {', '.join(ramps)} the steps: it reaches its end where total does"
+    return f"{line}; what follows the steps, up to total: {', '.join(ramps)}"
 
 
 def least_seconds(seconds: float, clock: str) -> float:

@@ -335,6 +335,19 @@ def test_a_ramp_goes_on_with_another_batch_size():
     assert change_phases(other, planned, 40)[-1].ramp_start is None
 
 
+def test_a_ramp_of_a_phase_that_is_added_is_its_own():
+    """It begins where the phase does, also in a run that goes on at that very step."""
+    ramp = dict(mask_rate="0.3:0.15")
+    whole = place_phases(wanted("", **ramp), 100, rows_of(SIZES))
+    added = place_phases(wanted("steps=80; length=512", **ramp), 100, rows_of(SIZES))
+    for step in (79, 80, 81):
+        last = change_phases(added, whole, step)[-1]
+        assert (last.start, last.ramp_start) == (max(step, 80), None)
+    # Rows that are longer from now on are no other phase.
+    longer = place_phases(wanted("", length=512, **ramp), 100, rows_of(SIZES))
+    assert change_phases(longer, whole, 40)[-1].ramp_start == 0
+
+
 def test_commas_part_settings_but_not_the_options_of_an_objective():
     text = "percent=50,length=64, objective=cuglm:stages=1,types=0; batch_size=4,"
     first, second = wanted(text)

@@ -101,8 +101,8 @@ def test_a_budget_is_said():
     assert "processor time" not in said
     assert "5 minutes of processor time" in describe_budget(5.0, 100, "cpu")
     assert "mask" not in said
-    told = describe_budget(5.0, 100, ramps=["mask_rate=0.3:0.15"])
-    assert "follows the clock, mask_rate=0.3:0.15 the steps" in told
+    told = describe_budget(5.0, 100, ramps=["mask_rate=0.3:0.15", "the strength"])
+    assert told.endswith("the steps, up to total: mask_rate=0.3:0.15, the strength")
 
 
 def test_the_time_of_the_processor_does_not_pass_while_others_work():
