@@ -166,7 +166,7 @@ def make_writers(names: str, workdir: Any, step: int) -> list[Writer]:
         kind = find_writer(name)
         try:
             writers.append(kind(workdir, step))
-        except UserError:
+        except (UserError, RunError):
             raise
         except OSError as e:
             raise UserError(f"--workdir={workdir} cannot be written: {e}") from e

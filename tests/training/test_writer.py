@@ -160,6 +160,13 @@ def test_a_service_that_refuses_is_told_in_a_line(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=words):
         w.make_writers("wandb", tmp_path, 0)
 
+    def broken(**settings):
+        raise RunError("the disk is full")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=broken, __spec__=1))
+    with pytest.raises(RunError, match="the disk is full"):
+        w.make_writers("wandb", tmp_path, 0)
+
 
 @pytest.mark.parametrize(
     "name, word",
