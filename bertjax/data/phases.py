@@ -255,13 +255,13 @@ def change_phases(
     now = [p for p in planned if p.start <= step][-1]
     later = [p for p in planned if p.start > step]
     last = before[-1]
-    own = dict(start=last.start, first=last.first, ramp_start=last.ramp_start)
-    same = replace(now, **own) == last
-    ramp = last.start if last.ramp_start is None else last.ramp_start
+    own = replace(now, start=last.start, first=last.first, ramp_start=last.ramp_start)
+    same = own == last
+    begun = last.start if last.ramp_start is None else last.ramp_start
     is_other = (now.mask_rate, now.objective) != (last.mask_rate, last.objective)
     # Another batch size alone may move where a phase begins, too.
-    if is_other or (now.length != last.length and now.start > ramp):
-        ramp = None
+    is_other |= now.length != last.length and now.start > begun
+    ramp = None if is_other else begun
     changed = [] if same else [replace(now, start=step, ramp_start=ramp)]
     phases = _carry_cursor([*before, *changed, *later], len(before))
     # What would have begun at this very step has not: another is in its place.
