@@ -102,9 +102,9 @@ def open_scores(answers: Mapping[str, str], golds: Golds) -> dict[str, float]:
     >>> open_scores({"a": "巴 黎"}, {"a": ["巴黎"]})
     {'exact': 1.0, 'f1': 1.0}
     """
-    said = {name: spaced(answer) for name, answer in answers.items()}
+    guesses = {name: spaced(answer) for name, answer in answers.items()}
     right = {name: [*map(spaced, gold)] for name, gold in golds.items()}
-    return {name: v / 100 for name, v in squad_scores(said, right).items()}
+    return {name: v / 100 for name, v in squad_scores(guesses, right).items()}
 
 
 def _overlap(guessed: list[str], true: list[str], v2: bool) -> float:
