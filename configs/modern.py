@@ -44,7 +44,7 @@ def get_config(arg: str | None = None):
     config.model.global_attn_every_n_layers = 1
     config.model.rope_theta = 10_000.0
     config.model.zero_init_outputs = True
-    # Finetuned by its first token it is far behind on pairs (docs/results.md).
+    # Finetuned by its first token it is far behind on STS-B (docs/results.md).
     config.model.classifier_pooling = "mean"
     config.data.length = 64 if short else 128
     config.data.plan = "document"
