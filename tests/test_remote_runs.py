@@ -11,6 +11,8 @@ import bertjax
 from bertjax import UserError, evaluate, glue, sweep
 from bertjax import config as c
 from bertjax.checkpoints import manifest
+from bertjax.training.trace import Trace
+from bertjax.training.writer import TensorBoardWriter
 
 RUN = "gs://bucket/run"
 
@@ -63,6 +65,26 @@ def test_a_run_in_a_bucket(orbax_bucket, corpus, vocabulary, tmp_path, capfd):
     assert "mlm_loss" in capfd.readouterr().out
     model = bertjax.load(RUN)
     assert model.embed(["a text"]).shape == (1, model.cfg.hidden_size)
+
+
+def test_what_goes_to_a_bucket_leaves_nothing_on_the_disk(
+    bucket, tmp_path, monkeypatch
+):
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "disk"))
+    run = manifest.as_path(RUN)
+    writer = TensorBoardWriter(run, 0)
+    writer.write({"step": 1, "loss": 2.0})
+    writer.close()
+    assert list((bucket / "run/tb").glob("events.*"))
+
+    lines: list[str] = []
+    trace = Trace(run / "profile", 0, start=0, steps=1, say=lines.append)
+    with trace, trace.update(0, 1, ()):
+        pass
+    assert lines == ["updates 0 to 0 are traced in gs://bucket/run/profile"]
+    assert list((bucket / "run/profile").rglob("*.xplane.pb"))
+    assert not list((tmp_path / "disk").iterdir())
 
 
 def test_other_kinds_of_urls_are_refused():

@@ -54,8 +54,10 @@ class Trace(contextlib.AbstractContextManager):
     def _begin(self, step: int, state: Any) -> None:
         jax.block_until_ready(state)
         self.copied = is_remote(self.path)
-        local = tempfile.mkdtemp(prefix="bertjax-trace-") if self.copied else self.path
-        self.local = Path(local)
+        self.local = self.path
+        if self.copied:
+            self.own = tempfile.TemporaryDirectory(prefix="bertjax-trace-")
+            self.local = Path(self.own.name)
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0
         jax.profiler.start_trace(str(self.local), profiler_options=options)
@@ -70,6 +72,7 @@ class Trace(contextlib.AbstractContextManager):
             jax.profiler.stop_trace()
             if self.copied:
                 copy_files(self.local, self.path)
+                self.own.cleanup()
         except (OSError, RuntimeError) as e:  # a full disk is no reason to end the run
             self.say(f"profile: the trace cannot be written: {e}")
             return

@@ -91,7 +91,8 @@ class TensorBoardWriter(Writer):
         self.target = workdir / "tb"
         self.local = self.target
         if is_remote(workdir):  # each flush copies them
-            self.local = Path(tempfile.mkdtemp(prefix="bertjax-tb-"))
+            self.own = tempfile.TemporaryDirectory(prefix="bertjax-tb-")
+            self.local = Path(self.own.name)
         self.tb = SummaryWriter(str(self.local), purge_step=step + 1)
 
     def write(self, row: Row) -> None:
@@ -106,6 +107,8 @@ class TensorBoardWriter(Writer):
     def close(self) -> None:
         self.tb.close()
         self._copy()
+        if self.local is not self.target:
+            self.own.cleanup()
 
     def _copy(self) -> None:
         if self.local is not self.target:
