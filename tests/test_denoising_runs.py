@@ -47,6 +47,14 @@ def test_a_run_learns_and_t5s_resumes_bit_for_bit(config, command, flags, tmp_pa
     keys = {key for row in rows for key in row}
     assert {"train/denoise_accuracy", "eval/valid/denoise_loss"} <= keys
     assert all(0.3 < row["data/fill"] <= 1 for row in rows if "data/fill" in row)
+    pairs = tmp_path / "pairs.jsonl"
+    pair = {"sentence_good": "The sea is calm .", "sentence_bad": "The sea are ."}
+    pairs.write_text(json.dumps(pair | {"UID": "agreement"}) + "\n")
+    how = ["--what=pairs", f"--text={pairs}", f"--workdir={whole}"]
+    told = succeeded(command("evaluate", *how, "--json")).stdout
+    assert json.loads(told)["scorer"] == "pll"
+    refused = command("evaluate", *how, "--scorer=elbo")
+    assert refused.returncode == 2 and "use --scorer=pll" in refused.stderr
     if config == "t5":
         check_resuming(command, flags(config), whole, tmp_path / "parts")
 

@@ -52,7 +52,8 @@ def encode(tokenizer: Any, text: str, longest: int) -> list[int]:
 def masked_lm(params: Any, cfg: Any) -> tuple[Any, Any]:
     """Return the masked LM {"encoder", "mlm"} and its config.
 
-    Of the two models of ELECTRA it is the generator that fills blanks.
+    Of the two models of ELECTRA it is the generator that fills blanks. An
+    encoder-decoder keeps its "decoder".
     """
     from bertjax.models import encoder
 
@@ -61,7 +62,8 @@ def masked_lm(params: Any, cfg: Any) -> tuple[Any, Any]:
 
         params, cfg = split_pair(params, cfg)["generator"]
     # A head that is tied and has nothing of its own (GPT's) is not there.
-    own = {k: params[k] for k in ("encoder", "mlm") if k in params}
+    parts = ["encoder", "mlm", *["decoder"] * (cfg.num_decoder_layers > 0)]
+    own = {k: params[k] for k in parts if k in params}
     return own, encoder.without_pooler(cfg)
 
 

@@ -13,6 +13,7 @@ SUPPORT = (
     "mlm_loss",
     "own",
     "pseudo_likelihoods",
+    "rewritten",
     "scorer",
     "sequence_scorers",
     "token_rows",

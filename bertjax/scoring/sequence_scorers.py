@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ways of scoring a text by ln p of its tokens, and which model has learnt which.
 
-pll     each token from all others, hidden alone (pseudo_likelihoods.py)
+pll     each token from all others, hidden alone (pseudo_likelihoods.py); of an
+        encoder-decoder its decoder writes it (rewritten.py)
 mntp    the same, read one place to the left, where the model predicts masked tokens
 lm      each token from those before it
 elbo    a bound of ln p by random masks (masked_bound.py)
@@ -73,8 +74,28 @@ Score = Callable[[Sequence[Sequence[int]]], list[float]]
 
 def make_pll(lm: LanguageModel, options: Options, before: bool = False) -> Score:
     """Make score(texts of ids) -> pseudo-log-likelihoods in nats."""
+    if lm.cfg.num_decoder_layers:
+        return make_rewritten(lm, options)
     more = options.variant, options.batch_size, before
     return pseudo_likelihoods.make_scorer(lm.cfg, lm.params, lm.tokenizer, *more)
+
+
+def make_rewritten(lm: LanguageModel, options: Options) -> Score:
+    """Make score(texts of ids) -> pseudo-log-likelihoods of an encoder-decoder."""
+    from bertjax.scoring import rewritten  # which needs jax
+
+    spans = resolve.has_bare_texts(lm.config)
+    if spans is None:
+        raise UserError(
+            f"--scorer=pll: how objective={lm.config.objective} hides a token is not "
+            "known: it is of denoise's target=spans and target=text"
+        )
+    try:
+        how = rewritten.hiding(lm.tokenizer, spans)
+    except LookupError as e:
+        raise UserError(f"--scorer=pll: the vocabulary has no {e.args[0]}") from e
+    more = options.variant, options.batch_size
+    return rewritten.make_scorer(lm.cfg, lm.params, lm.tokenizer, how, *more)
 
 
 def make_mntp(lm: LanguageModel, options: Options) -> Score:
@@ -149,6 +170,8 @@ def find_scorers(is_decoder: bool, learnt: Sequence[str]) -> list[str]:
     found = []
     for objective in learnt:
         names = part_names(objective)
+        if "denoise" in names:
+            return ["pll"]
         found += ["mntp"] if names & BEFORE else []
         if names - CAUSAL - BEFORE:  # what is neither fills masks where they are
             found += ["elbo", "pll"] if "diffusion" in names else ["pll"]
@@ -213,7 +236,7 @@ def open_language_model(
     opened.config.dtype = args.dtype
     learnt = resolve.learnt_objectives(opened.config)
     name = pick_scorer(scorer, opened.cfg.is_decoder, learnt, what, path)
-    if name != "lm":
+    if name != "lm" and not opened.cfg.num_decoder_layers:
         models.check_masked_lm(opened, *given)
     params = opened.read_params("mlm", args.weights)
     masked_lm = fill_blanks.masked_lm(params, opened.cfg)

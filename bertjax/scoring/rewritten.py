@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pseudo-log-likelihoods of encoder-decoders: the encoder reads a text without one
+token, and the decoder writes that token.
+
+As pseudo_likelihoods.py has it of encoders (Salazar et al. 2020), with what each model
+has learnt to read and to write: T5 a sentinel in the token's place, and the token
+behind that sentinel; BART a mask there, and the whole text, of which the decoder has
+read what stands before the token.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from bertjax.data.progress import Progress
+from bertjax.inference import forward
+from bertjax.models import decoder, heads
+from bertjax.models.layers import take_at
+from bertjax.scoring.pseudo_likelihoods import find_words
+
+ROWS, TOKENS = 256, 8192  # most rows, and padded tokens, at once
+
+
+class Hiding(NamedTuple):
+    """How a token is hidden, by ids. before, after: around what the encoder reads.
+    blank: in the token's place. start: what the decoder reads first. whole: whether it
+    writes the text, and has read the tokens before the hidden one."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    blank: int
+    start: tuple[int, ...]
+    whole: bool
+
+
+class Rows(NamedTuple):
+    """A row a token: what encoder and decoder read, and the token that is written next.
+
+    text: i64 [n], whose token it is."""
+
+    text: np.ndarray
+    read: list[list[int]]
+    written: list[list[int]]
+    truth: np.ndarray
+
+
+def hiding(tokenizer: Any, spans: bool) -> Hiding:
+    """Say how T5's models (spans) and BART's hide a token.
+
+    Raises LookupError, which says what the vocabulary lacks.
+    """
+    cls_id, sep_id = tokenizer.cls_id, tokenizer.sep_id
+    if not spans:
+        if not tokenizer.has_mask:
+            raise LookupError("mask token")
+        return Hiding((cls_id,), (sep_id,), tokenizer.mask_id, (sep_id, cls_id), True)
+    if not len(tokenizer.sentinel_ids):
+        raise LookupError("sentinel (<extra_id_0>)")
+    first = int(tokenizer.sentinel_ids[0])
+    return Hiding((), (sep_id,), first, (tokenizer.pad_id, first), False)
+
+
+def make_rows(
+    texts: Sequence[Sequence[int]], how: Hiding, starts: np.ndarray | None
+) -> Rows:
+    """Make a row of each token of texts of ids.
+
+    starts: bool [V], which tokens begin a word, where the later pieces of the token's
+    word are hidden with it, by the same blank; None: the token alone is hidden.
+
+    Worked example, the text 10 11 12 whose 12 goes on the word of 11, its second row
+    ([CLS] 2, [SEP] 3, [MASK] 4, <extra_id_0> 99, padding 0):
+
+                    alone, T5     alone, BART     within_word, BART
+        read        10 99 12 3    2 10 4 12 3     2 10 4 3
+        written     0 99          3 2 10          3 2 10
+        truth       11            11              11
+    """
+    rows = Rows(np.repeat(np.arange(len(texts)), [*map(len, texts)]), [], [], [])
+    for text in texts:
+        ids = list(text)
+        words = np.arange(len(ids)) if starts is None else find_words(ids, starts)
+        ends = np.searchsorted(words, words, side="right").tolist()
+        for i, end in enumerate(ends):
+            kept = [*ids[:i], how.blank, *ids[end:]]
+            rows.read.append([*how.before, *kept, *how.after])
+            rows.written.append([*how.start, *(ids[:i] if how.whole else ())])
+            rows.truth.append(ids[i])
+    return rows._replace(truth=np.array(rows.truth, np.int32))
+
+
+@functools.lru_cache(maxsize=8)
+def make_run(cfg: Any) -> Callable[[Any, Any], jax.Array]:
+    """Make run(params, batch) -> ln p of `truth` behind what is written, f32 [B]."""
+
+    @jax.jit
+    def run(params: Any, batch: Any) -> jax.Array:
+        memory = decoder.encode(params, cfg, batch)
+        hidden = decoder.apply(params, cfg, batch, memory)
+        last = take_at(hidden, batch["last"][:, None])[:, 0]
+        word = params["encoder"]["embeddings"]["word"]
+        return heads.log_likelihoods(
+            params.get("mlm", {}), word, cfg, last, batch["truth"]
+        )
+
+    return run
+
+
+def make_scorer(
+    cfg: Any,
+    params: Any,
+    tokenizer: Any,
+    how: Hiding,
+    variant: str,
+    batch_size: int | None = None,
+) -> Callable[[Sequence[Sequence[int]]], list[float]]:
+    """Make score(texts of ids, without special ones) -> their scores.
+
+    params: the whole tree. batch_size: rows at once at most, by default as many as is
+    quick.
+    """
+    starts = tokenizer.word_starts if variant == "within_word" else None
+    run = functools.partial(make_run(cfg), forward.place_params(params, cfg))
+
+    def score(texts: Sequence[Sequence[int]]) -> list[float]:
+        totals = np.zeros(len(texts))
+        if not len(texts):
+            return totals.tolist()
+        rows = make_rows(texts, how, starts)
+        sizes = np.array([*map(len, rows.read)])
+        most = batch_size or max(1, min(ROWS, TOKENS // int(sizes.max())))
+        count, planned = forward.plan_batches(sizes, most, cfg.max_length)
+        work = forward.count_work(planned)
+        batches = make_batches(rows, planned, count, tokenizer.pad_id)
+        with Progress("score", len(sizes), "tokens", work) as progress:
+            for which, values in forward.run_batches(batches, run, progress):
+                np.add.at(totals, rows.text[which], values)
+        return totals.tolist()
+
+    return score
+
+
+def make_batches(
+    rows: Rows,
+    planned: Sequence[tuple[np.ndarray, int]],
+    count: int,
+    pad_id: int,
+) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
+    """Yield (which rows, batch) of rows, as `forward.plan_batches` planned them.
+
+    batch: input_ids, attention_mask i32 [B, L], decoder_input_ids i32 [B, T], and i32
+    [B] truth and last, the place of the last token that the decoder has read. What it
+    reads behind that is padding, which no token before it sees.
+    """
+    whole = max(map(len, rows.written)) > 2
+    for which, length in planned:
+        shape = count, length if whole else 2
+        ids = np.full((count, length), pad_id, np.int32)
+        written = np.full(shape, pad_id, np.int32)
+        real = np.zeros_like(ids)
+        last, truth = np.zeros((2, count), np.int32)
+        real[len(which) :, 0] = 1  # rows that fill the batch up see something
+        truth[: len(which)] = rows.truth[which]
+        for slot, k in enumerate(which):
+            read, before = rows.read[k], rows.written[k]
+            ids[slot, : len(read)], real[slot, : len(read)] = read, 1
+            written[slot, : len(before)], last[slot] = before, len(before) - 1
+        yield (
+            which,
+            {
+                "input_ids": ids,
+                "attention_mask": real,
+                "decoder_input_ids": written,
+                "last": last,
+                "truth": truth,
+            },
+        )
