@@ -5,7 +5,7 @@ before anything is trained."""
 import contextlib
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ _FOLDERS = (
     Path(jax.__file__).parents[1],
 )
 INSIDE = tuple(f"{folder}{os.sep}" for folder in _FOLDERS)
+SITE = INSIDE[-1]  # where a part from outside may be installed, too
+_LIBRARIES = "flax", "jax", "jaxlib", "ml_collections", "numpy", "optax", "tensorflow"
+LIBRARIES = INSIDE[0], *(f"{SITE}{name}{os.sep}" for name in _LIBRARIES)
 LOOKED_AT = 50  # batches of a phase, one of which has to predict something
 
 
@@ -34,14 +37,24 @@ def say_where(what: str) -> Iterator[None]:
     except (UserError, RunError):
         raise
     except Exception as e:  # whatever a part from outside may do
-        frames = traceback.extract_tb(e.__traceback__)
-        outside = [f for f in frames if not f.filename.startswith(INSIDE)]
-        frame = (outside or frames)[-1]
+        frame = line_at_fault(traceback.extract_tb(e.__traceback__))
         reason = " ".join(str(e).split())
         raise UserError(
             f"{what}: {type(e).__name__}: {reason} "
             f"({frame.filename}, line {frame.lineno})"
         ) from e
+
+
+def line_at_fault(frames: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary:
+    """Return the last line of a part from outside; of one that is installed among the
+    libraries the last that is none of those which compute; without one the last."""
+    outside = [f for f in frames if not f.filename.startswith(INSIDE)]
+    installed = [
+        f
+        for f in frames
+        if f.filename.startswith(SITE) and not f.filename.startswith(LIBRARIES)
+    ]
+    return (outside or installed or frames)[-1]
 
 
 def directions(objective: Any, params: Any, batches: Any) -> dict[str, bool]:

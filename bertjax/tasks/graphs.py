@@ -69,7 +69,8 @@ class Graph:
     texts: what they are called, of those that files describe. known: reads the triples
     i32 [n, 3] by which ranks are filtered; learnt: those that are learnt. settings:
     what config.task says of how they are completed. is_open: whether entities that are
-    in no triple yet may be asked for, and what texts say of them is kept.
+    in no triple yet may be asked for, and what texts say of them is kept. is_saved:
+    whether it is a checkpoint's.
     """
 
     entities: Sequence[str]
@@ -79,6 +80,7 @@ class Graph:
     learnt: Callable[["Graph"], np.ndarray] = no_triples
     settings: Mapping[str, Any] = field(default_factory=dict)
     is_open: bool = False
+    is_saved: bool = False
     _cache: dict[Any, Any] = field(default_factory=dict)
 
     @classmethod
@@ -92,15 +94,18 @@ class Graph:
         """Take the entities and relations of triples in the order of their first one.
 
         others: of the validation sets, whose entities belong to the graph where it is
-        open, or where texts describe them.
+        open, by their ids or names, or where texts describe them. Raises UserError for
+        a name of several.
         """
         entities = dict.fromkeys(end for t in train for end in (t.head, t.tail))
         relations = dict.fromkeys(t.relation for t in train)
+        learnt = cls([*entities], [*relations], texts, is_open=is_open)
         for t in others:
             ends = [end for end in (t.head, t.tail) if is_open or end in texts]
-            entities |= dict.fromkeys(ends)
             if is_open:
-                relations.setdefault(t.relation)
+                ends = [learnt.entity_id(end, t.place) for end in ends]
+                relations.setdefault(learnt.relation_id(t.relation, t.place))
+            entities |= dict.fromkeys(ends)
         return cls([*entities], [*relations], texts, is_open=is_open)
 
     @cached_property
@@ -219,6 +224,7 @@ class Graph:
             entities=entities,
             relations=relations,
             known=lambda graph: self.known_triples,  # numbers stay
+            learnt=lambda graph: self.edges,
             _cache=self._cache if same else {},
         )
 
@@ -262,7 +268,7 @@ class Graph:
         texts = {name: Described(*text) for name, text in facts["texts"].items()}
         parts = facts["entities"], facts["relations"], texts
         # A graph that is not open has kept no texts of others.
-        return cls(*parts, known, learnt, settings, is_open=True)
+        return cls(*parts, known, learnt, settings, is_open=True, is_saved=True)
 
     @cached_property
     def vocabulary(self) -> np.ndarray:

@@ -92,15 +92,17 @@ def make_open_graph(
 def open_graph(config: ConfigDict, facts: Mapping[str, Any]) -> Graph:
     """Return the graph of a model; its triples are read where ranks are filtered."""
 
-    def read(graph: Graph, sides: Sequence[str]) -> np.ndarray:
+    def read(graph: Graph, side: str) -> np.ndarray:
         found: list[Triple] = []
-        for side in sides:
-            key = f"data.{side}"
-            for part in named_sources(config.data[side], key).values():
-                found += read_triples(part, key, {})
+        key = f"data.{side}"
+        for part in named_sources(config.data[side], key).values():
+            found += read_triples(part, key, {})
         return graph.numbers(found)
 
-    known, learnt = (partial(read, sides=s) for s in (("train", "valid"), ("train",)))
+    def known(graph: Graph) -> np.ndarray:
+        return np.concatenate([graph.edges, read(graph, "valid")])
+
+    learnt = partial(read, side="train")
     return Graph.from_json(facts["graph"], known, learnt, settings_of(config))
 
 
@@ -119,13 +121,19 @@ def number_triples(
     """Return triples by number, i32 [n, 3], each once where they say what is right, and
     the form whose graph knows these too.
 
-    asks: see check_queries. Raises UserError, naming the place, for what the graph does
-    not have, and queries that are none.
+    asks: see check_queries. Says which triples a checkpoint's graph has learnt. Raises
+    UserError, naming the place, for what the graph does not have, and queries that are
+    none.
     """
     check_queries(read, labelled, asks)
     triples = form.graph.numbers(read)
     if not labelled:
         return form, triples
+    if form.graph.is_saved:
+        learnt = {*map(tuple, form.graph.edges.tolist())}
+        pairs = zip(read, triples.tolist(), strict=True)
+        both = [t.place for t, numbers in pairs if (*numbers,) in learnt]
+        tables.report(say, both, "triple", " that data.train has too")
     _, first = np.unique(triples, axis=0, return_index=True)
     if len(first) < len(triples):
         again = np.setdiff1d(np.arange(len(triples)), first)

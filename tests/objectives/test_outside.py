@@ -4,6 +4,7 @@
 import dataclasses
 import json
 import re
+import traceback
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -130,6 +131,20 @@ def test_a_library_beside_the_package_is_outside():
     folder = Path(bertjax.__file__).parent
     assert str(folder / "train.py").startswith(check_objective.INSIDE)
     assert not f"{folder}_lab/heads.py".startswith(check_objective.INSIDE)
+
+
+@pytest.mark.parametrize("folder", ["/home/me/", check_objective.SITE])
+def test_the_line_of_an_installed_part_is_named(folder):
+    """Not that of jax, which lies beside it."""
+    package, own = check_objective.INSIDE[0], f"{folder}lab/heads.py"
+    jax_s = f"{check_objective.SITE}jax/_src/random.py"
+    files = f"{package}train.py", own, f"{package}losses.py", own, jax_s
+    frames = [
+        traceback.FrameSummary(file, line, "f") for line, file in enumerate(files)
+    ]
+    named = check_objective.line_at_fault(frames)
+    assert (named.filename, named.lineno) == (own, 3)
+    assert check_objective.line_at_fault([frames[0], frames[-1]]).filename == jax_s
 
 
 @pytest.mark.parametrize("first, steps", [(900, 1000), (12, 13), (0, 1)])

@@ -9,7 +9,7 @@ import pytest
 from bertjax import UserError
 from bertjax.config.schema import base
 from bertjax.tasks.graphs import Graph
-from bertjax.tasks.open_graph import make_graph
+from bertjax.tasks.open_graph import make_graph, number_triples
 from bertjax.tasks.task_rows import Form
 from bertjax.tasks.task_type import load_task_type
 from bertjax.tasks.triple_files import Described, parse_triples
@@ -54,6 +54,35 @@ def test_held_out_triples_that_are_learnt_too_are_said():
     said = []
     make_graph(base(), train, others, said.append)
     assert said == ["1 triple of data.valid that data.train has too: dev.tsv:2"]
+
+
+def test_held_out_triples_may_have_names():
+    """They are those of the entities, and add none of their own."""
+    train = parse_triples("Q1\tP1\tQ2\n", "train.tsv")
+    texts = TEXTS | {"P1": Described("lies in")}
+    others = parse_triples("Paris\tlies in\tOslo\nLyon\tP1\tQ2\n", "dev.tsv")
+    graph = Graph.of(train, others, texts, is_open=True)
+    assert graph.entities == ["Q1", "Q2", "Oslo", "Q9"]
+    assert graph.relations == ["P1"]
+    assert graph.numbers(others).tolist() == [[0, 0, 2], [3, 0, 1]]
+    texts["Q8"] = Described("Paris")
+    with pytest.raises(UserError, match=r"dev.tsv:1: 2 entities .* 'Paris'"):
+        Graph.of(train, others, texts, is_open=True)
+
+
+@pytest.mark.parametrize("name", ["complete", "edges", "mlmlm"])
+def test_scored_triples_that_were_learnt_are_said(name, tmp_path):
+    (tmp_path / "train.tsv").write_text("a\tr\tb\nb\tr\tc\nb\tr\tc\n")
+    config = base()
+    config.data.train = str(tmp_path / "train.tsv")
+    kept = {"graph": {"entities": ["a", "b", "c"], "relations": ["r"], "texts": {}}}
+    task_type = load_task_type(name)
+    graph = task_type.open_graph(config, kept)
+    read = parse_triples("a\tr\tc\nb\tr\tc\n", "test.tsv")
+    asks = "relation" if name == "edges" else "head, or of the tail"
+    said = []
+    number_triples(read, Form((), "", (), 1, (), graph=graph), True, said.append, asks)
+    assert said == ["1 triple that data.train has too: test.tsv:2"]
 
 
 @pytest.mark.parametrize("name", ["complete", "edges", "mlmlm"])
