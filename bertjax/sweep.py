@@ -9,7 +9,8 @@ by the first metric of the first validation set, for predict and convert, and in
 sweep.json the scores of all. --config.eval.best=auto compares runs at their best
 evaluations, and keeps the best one's parameters there; --config.eval.patience=N ends a
 run after N that were no better. SIGTERM and SIGINT save all runs (status 143, 130).
-Repeat the command to resume.
+Repeat the command to resume; with more --seeds or --lrs a finished sweep trains those
+that are new.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ from typing import Any
 
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import UserError
+from bertjax import UserError, counted
 from bertjax.assembly import (
     command_line,
     init_from,
@@ -158,7 +159,7 @@ def sweep(
     from bertjax.assembly import training_run
     from bertjax.parallel import feed
     from bertjax.parallel.mesh import make_mesh
-    from bertjax.sweeps.trainer import SweepLoop, check_same
+    from bertjax.sweeps.trainer import SweepLoop, check_finished
 
     before = workdir_kinds.read_object(path / workdir_kinds.RESULTS)
     if not before:
@@ -168,20 +169,25 @@ def sweep(
     prepared, hashes = text = training_run.prepare(config, cli.say)
     facts = {"config": config.to_dict(), "runs": runs, "stores": hashes}
     facts = json.loads(json.dumps(facts | {"tokenizer": prepared.tokenizer.identity}))
+    todo, own = runs, facts
     if before:
-        check_same(path, before.get("facts"), facts, config)
-        shutil.rmtree(path / workdir_kinds.MEMBERS, ignore_errors=True)
-        cli.say(f"{path} is done")
-        return before
+        todo = check_finished(path, before, facts, config)
+        if not todo:
+            shutil.rmtree(path / workdir_kinds.MEMBERS, ignore_errors=True)
+            cli.say(f"{path} is done")
+            return before
+        cli.say(f"{path} is done: {counted(len(todo), 'run joins', 'runs join')} it")
+        own = facts | {"runs": [*map(list, todo)]}
     base = training_run.TrainingRun(config, path, mesh, text, None, {}, silent)
-    loop = SweepLoop(base, runs, facts, stop or StopSignal())
+    loop = SweepLoop(base, todo, own, stop or StopSignal())
     with jax.set_mesh(mesh), contextlib.ExitStack() as stack:
-        fresh = not loop.start(at_once)
+        fresh = not loop.start(at_once) and not before
         stack.callback(loop.groups.close)
         begun = time.monotonic()
         loop.train()
         took = round(time.monotonic() - begun, 1)
-    found = loop.scores.summarise()
+    scores = loop.scores.joined_to(before["curve"], runs) if before else loop.scores
+    found = scores.summarise()
     found |= {"facts": facts, "seconds": took if fresh else None}
     loop.write_best(found, overrides)
     shutil.rmtree(path / workdir_kinds.MEMBERS)

@@ -83,6 +83,9 @@ def train(
     goes_on = bool(path and manifest.steps(path))
     # Of a run that goes on it may be gone, unless its vocabulary is the run's.
     if config.init_from and not (goes_on and config.data.vocab):
+        lost = workdirs.tell_of_lost(path, config) if goes_on else ""
+        if lost:
+            raise UserError(lost)
         init_from.check_init_from(config.init_from)
     if config.teacher and not goes_on:
         init_from.check_init_from(config.teacher, key="teacher")

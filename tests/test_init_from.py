@@ -10,7 +10,7 @@ import pytest
 from bertjax import RunError, UserError, train
 from bertjax.assembly import command_line, init_from
 from bertjax.checkpoints.manager import Checkpoints
-from bertjax.config import schema
+from bertjax.config import schema, serialize
 from bertjax.models.config import EncoderConfig
 from bertjax.models.families import in_effect
 from bertjax.objectives.make_objective import make_objective
@@ -105,7 +105,7 @@ def test_a_run_goes_on_without_what_it_began_from_but_for_its_vocabulary(tmp_pat
     (tmp_path / "run/checkpoints/1").mkdir(parents=True)
     given = ["--config=bert.py:smoke", f"--config.init_from={tmp_path / 'gone'}"]
     for vocab, words in (
-        ("", "gone: no such directory"),
+        ("", "gone: no such directory; the run in .*, saved at step 1, reads"),
         ("ids:9", "no checkpoint of .* is whole"),
     ):
         made = command_line.parse([*given, f"--config.data.vocab={vocab}"]).config
@@ -113,3 +113,13 @@ def test_a_run_goes_on_without_what_it_began_from_but_for_its_vocabulary(tmp_pat
         (tmp_path / "text.txt").write_text("4 5 6\n")
         with pytest.raises((UserError, RunError), match=words):
             train.train(made, str(tmp_path / "run"))
+    # Its shape is the source's, not the config file's.
+    (tmp_path / "run/checkpoints/1").mkdir()
+    made.model.hidden_size = 72
+    (tmp_path / "run/config.json").write_text(serialize.to_json(made))
+    made.model.hidden_size = 64
+    with pytest.raises(UserError, match="gone: no such directory; the run in "):
+        train.train(made, str(tmp_path / "run"))
+    (tmp_path / "gone").mkdir()
+    with pytest.raises(UserError, match=r"model\.hidden_size: 72 -> 64; take"):
+        train.train(made, str(tmp_path / "run"))

@@ -180,6 +180,39 @@ def test_a_finished_one_does_nothing_more(wanted, swept, tmp_path, capsys):
         run(wanted, path)
 
 
+@pytest.mark.parametrize("first", [slice(0, 1), slice(1, 2)])
+def test_runs_join_a_finished_one(wanted, tmp_path, monkeypatch, first):
+    """Whichever of them is best, and also after a kill in the last moment."""
+    path, whole = tmp_path / "run", run(wanted, tmp_path / "whole", None, RUNS[:2])
+    run(wanted, path, None, RUNS[first])
+    real = SweepLoop.write_best
+
+    def write_best(loop, found, overrides):
+        real(loop, found, overrides)
+        (path / workdir_kinds.RESULTS).write_text(before)
+        raise KeyboardInterrupt
+
+    before = (path / workdir_kinds.RESULTS).read_text()
+    monkeypatch.setattr(SweepLoop, "write_best", write_best)
+    with pytest.raises(KeyboardInterrupt):
+        run(wanted, path, None, RUNS[:2])
+    monkeypatch.setattr(SweepLoop, "write_best", real)
+    found = run(wanted, path, None, RUNS[:2])
+    assert losses(found) == pytest.approx(losses(whole), rel=1e-6)
+    for key in ("seed", "lr", "step"):
+        assert found["best"][key] == whole["best"][key]
+    assert [row["n"] for row in found["spread"]] == [2] * len(found["spread"])
+    assert found["facts"] == whole["facts"]
+    (step, params), (_, same) = read_best(path), read_best(tmp_path / "whole")
+    assert step == found["best"]["step"]
+    jax.tree.map(np.testing.assert_array_equal, params, same)
+    told_config = json.loads((path / "config.json").read_text())
+    assert told_config["seed"] == found["best"]["seed"]
+    assert (
+        not (path / "members").exists() and run(wanted, path, None, RUNS[:2]) == found
+    )
+
+
 def test_nothing_else_trains_in_its_workdir(wanted, swept, tmp_path, monkeypatch):
     """Nor does it take for its own what something else left there."""
     for more in ([], ["--allow_config_change"], ["--config.optim.lr=0.1"]):

@@ -7,7 +7,7 @@ from typing import Any
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError, counted
-from bertjax.checkpoints import workdir, workdir_kinds
+from bertjax.checkpoints import manifest, workdir, workdir_kinds
 from bertjax.config import serialize
 from bertjax.interop import hf_directories
 from bertjax.storage.atomic import is_remote, write_file
@@ -66,9 +66,28 @@ def check_workdir(path: Any, config: ConfigDict, allow_change: bool) -> None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise UserError(f"{file} cannot be read: {' '.join(str(e).split())}") from e
     if changes and not allow_change:
+        lost = tell_of_lost(path, config)
+        if lost and any(change.startswith("model.") for change in changes):
+            raise UserError(lost)
         advice = "take another workdir, or --allow_config_change to go on with this one"
         detail = tell_changes(changes, advice)
         raise UserError(f"--workdir={path} holds a run of another config{detail}")
+
+
+def tell_of_lost(path: Any, config: ConfigDict) -> str:
+    """Say that what the run of a workdir began from is gone, and what that means; ""
+    where it is there."""
+    source = config.init_from
+    if not source or manifest.as_path(source).exists():
+        return ""
+    last = max(manifest.steps(path), default=0)
+    done = workdir.is_done(path, last, bool(config.data.valid))
+    return (
+        f"init_from={source}: no such directory; the run in {path}, "
+        f"{'done at' if done else 'saved at'} step {last:,}, reads its model and "
+        f"vocabulary there whenever it is started; other commands, and init_from of "
+        f"another run, need {path} alone"
+    )
 
 
 def tell_changes(changes: list[str], advice: str) -> str:

@@ -49,6 +49,15 @@ class SweepScores:
             if row["valid"] == self.valid:
                 self.trackers[row["seed"], row["lr"]].scores.append(self._score(row))
 
+    def joined_to(
+        self, rows: Sequence[dict[str, Any]], runs: Sequence[tuple[int, float]]
+    ) -> "SweepScores":
+        """Return the scores of all `runs`: these, and `rows` of a sweep of others."""
+        metric = f"eval/{self.valid}/{self.metric}"
+        made = dataclasses.replace(self, runs=runs, metric=metric, rows=[])
+        made.add([*rows, *self.rows])
+        return made
+
     @property
     def ended(self) -> set[int]:
         """The places in `runs` of those whose better score is waited for no more."""
@@ -97,7 +106,8 @@ class SweepScores:
                 f"{self.valid}'s {self.metric} is not finite in any run: take lower "
                 "--lrs, or look at init_from"
             )
-        facts = {"steps": self.step, "metric": self.metric, "best": best}
+        steps = max(row["step"] for row in self.rows)
+        facts = {"steps": steps, "metric": self.metric, "best": best}
         facts |= {"at": "best" if self.at_best else "end"}
         facts |= {GREATER: {**self.greater_is_better}}
         return facts | {"spread": spread(rows), "runs": rows, "curve": self.rows}

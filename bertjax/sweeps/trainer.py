@@ -4,6 +4,7 @@
 import contextlib
 import json
 import math
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,8 @@ class SweepLoop(Loop):
             own.seed = seed
             return base.make_batches(own)
 
-        self.planned = {config.seed: base.batches}
-        self.planned |= {s: plan(s) for s, _ in runs if s != config.seed}
+        seeds = dict.fromkeys(seed for seed, _ in runs)
+        self.planned = {s: plan(s) if s != config.seed else base.batches for s in seeds}
         self.state = LoopState(total=base.batches.total)
         self.every = {"eval": base.every["eval"]}
         self.programs = stacked_runs.make_programs(base)
@@ -226,18 +227,28 @@ class SweepLoop(Loop):
     def write_best(self, found: dict[str, Any], overrides: dict[str, Any]) -> None:
         """Write the best run as a workdir, and last sweep.json, which says it is done.
 
-        found: what sweep.json says. overrides: what the command line changed.
+        found: what sweep.json says; the best may be one of the runs to which these were
+        added, and is there. overrides: what the command line changed.
         """
         config, path = self.config.copy_and_resolve_references(), self.path
         best = found["best"]
+        results = path / workdir_kinds.RESULTS
+        text = json.dumps(found, indent=1) + "\n"
         run = config.seed, config.optim.lr = best["seed"], best["lr"]
+        if run not in self.runs:
+            write_file(results, text)
+            return
         if self.scores.at_best:
             params, best_facts = self.groups.best, self.scores.trackers[run].facts
         else:
             params, best_facts = self.groups.params(self.runs.index(run)), {}
         facts = best_facts | {"total_steps": found["steps"]}
         self.base.begin_workdir(config, overrides, facts, cli.say)
-        if best["step"] not in manifest.steps(path):  # else killed just after it
+        kept = workdir_kinds.read_meta(path, best["step"])
+        whole = best["step"] in manifest.steps(path)
+        if not whole or kept.get("runs") != self.facts["runs"]:
+            # Else killed just after it; others are of the runs that these join.
+            shutil.rmtree(path / "checkpoints", ignore_errors=True)
             meta = self.base.meta_of(config) | best_facts
             meta |= {GREATER: found[GREATER], "tokens": best.get("tokens", 0)}
             meta["runs"] = self.facts["runs"]  # by which a sweep knows its own
@@ -245,8 +256,24 @@ class SweepLoop(Loop):
             saved = Checkpoints(path, 2, None)
             saved.save(best["step"], {"params": params}, meta)
             saved.close()
-        results = path / workdir_kinds.RESULTS
-        write_file(results, json.dumps(found, indent=1) + "\n")
+        write_file(results, text)
+
+
+def check_finished(
+    path: Path, before: Mapping[str, Any], facts: dict[str, Any], config: ConfigDict
+) -> list[tuple[int, float]]:
+    """Return those of a sweep's runs that a finished one lacks, `before` in sweep.json.
+
+    facts: of the sweep, as `check_same` takes them. Raises UserError where the finished
+    one is another, or has other runs too.
+    """
+    known = before.get("facts")
+    done = known.get("runs") if isinstance(known, Mapping) else None
+    wanted = facts["runs"]
+    if isinstance(done, list) and all(run in wanted for run in done):
+        facts = facts | {"runs": done}
+    check_same(path, known, facts, config)
+    return [(seed, rate) for seed, rate in wanted if [seed, rate] not in facts["runs"]]
 
 
 def check_same(
