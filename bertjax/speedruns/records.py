@@ -17,6 +17,7 @@ from bertjax.speedruns.tracks import PASSES, Track
 
 FILE = "speedrun.json"  # in the workdir of a run, and of all runs of an entry
 P = 0.01  # a target is reached, or an entry better, at such a p
+SEEDS = 3  # that show it, at least
 SCORES = {"loss": "less", "pairs": "greater"}  # -> what is better
 Record = Mapping[str, Any]
 
@@ -88,7 +89,7 @@ def summarise(records: Sequence[Record], track: Track) -> dict[str, Any]:
     """Return the mean and spread of each score over seeds, and what they show.
 
     reached: whether the mean is better than the track's target with p < 0.01, by a
-    one-sided t test over the seeds; None of a single seed, or without a target.
+    one-sided t test over the seeds; None of fewer than SEEDS, or without a target.
     """
     found: dict[str, Any] = {"seeds": [record["seed"] for record in records]}
     for name in ("minutes", "tokens", "passes", "loss", "right", "pairs"):
@@ -101,7 +102,8 @@ def summarise(records: Sequence[Record], track: Track) -> dict[str, Any]:
         found[name]["target"] = target
         values = [record[name] for record in records]
         p = None if target is None else p_against(values, target, better)
-        found[name] |= {"p": p, "reached": None if p is None else p < P}
+        few = p is None or len(values) < SEEDS
+        found[name] |= {"p": p, "reached": None if few else p < P}
     found["in_time"] = found["minutes"]["mean"] <= track.minutes
     return found
 
@@ -178,7 +180,7 @@ def verdict(score: Mapping[str, Any], form: str, times: float) -> str:
     if score["target"] is None:
         return ""
     target = form.format(times * score["target"])
-    if score["p"] is None:
-        return f" (the target is {target}; one seed shows nothing)"
+    if score["reached"] is None:
+        return f" (the target is {target}; fewer than {SEEDS} seeds show nothing)"
     what = "reached" if score["reached"] else "not shown to be reached"
     return f" (the target, {target}, is {what}: p = {score['p']:.2g})"
