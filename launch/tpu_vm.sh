@@ -262,7 +262,9 @@ case $command in
   status) status ;;
   logs)
     queued ssh "$name" --worker=0 --node=0 --command='tail -n 100 -F ~/bertjax.log' ;;
-  stop) everywhere "kill -TERM \$(cat ~/bertjax.pid)" ;;
+  stop)
+    everywhere "$at_work || { echo error: \$(hostname): no run is at work >&2; \
+exit 1; }; kill -TERM \$(cat ~/bertjax.pid)" ;;
   delete) queued delete "$name" --force --quiet ;;
   '') die 'which command? create install run keep logs status stop delete' ;;
   *) die "$command is no command: create install run keep logs status stop delete" ;;

@@ -197,6 +197,8 @@ def test_a_second_run_is_refused_while_one_is_at_work(tmp_path):
     again = ["tpu_vm.sh", *VM, "--poll=0.1", "run", "--", *TRAIN]
     home_is = dict(path=tools, HOME=str(home))
     (home / "bertjax.pid").write_text(f"{os.getpid()}\n")  # another's by now
+    done = run("tpu_vm.sh", *VM, "stop", **home_is)
+    assert done.returncode == 1 and "no run is at work" in done.stderr
     try:
         assert run(*again, **home_is).returncode == 0
         first = (home / "bertjax.pid").read_text()
