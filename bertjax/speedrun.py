@@ -85,7 +85,8 @@ def main(argv: Sequence[str]) -> int:
     if wrong := check_devices(args.track, track):
         for seed, arguments in runs.items():
             print(shlex.join(command(arguments, path, seed)))
-        raise UserError(f"{wrong}: the line above is what it would run")
+        lines = "line above is" if len(runs) == 1 else "lines above are"
+        raise UserError(f"{wrong}: the {lines} what it would run")
     corpus.make_corpus(expand(args.data, "--data"), text, cli.say)
     found = []
     for seed, arguments in runs.items():

@@ -135,7 +135,7 @@ def test_too_slow_is_no_entry(entry, run):
 
 
 def test_what_it_would_run_elsewhere(run, tmp_path, capsys):
-    with pytest.raises(UserError, match="runs on 1 H200, and this machine has"):
+    with pytest.raises(UserError, match="runs on 1 x H200, and this machine has"):
         run(f"--workdir={tmp_path}", "--config.seed=5", track="h200-25min")
     out = capsys.readouterr().out
     assert out.startswith("python -m bertjax.train --config=modern.py:medium ")

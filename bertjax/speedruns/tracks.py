@@ -39,7 +39,7 @@ class Track(NamedTuple):
         """Say on what it runs."""
         if self.platform == "cpu":
             return "CPU cores"
-        return f"{counted(self.devices, self.kind)}"
+        return f"{self.devices} x {self.kind}"
 
     @property
     def budget(self) -> str:
