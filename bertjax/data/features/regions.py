@@ -21,6 +21,7 @@ from bertjax.data.features.base import (
     percent,
 )
 from bertjax.data.features.mlm import MlmFeatures
+from bertjax.data.mixture import read_weights
 
 WORDS, REGIONS = 0, 1  # of region_task (tasks/types/regions.py); others are not masked
 GATHERED = "region_task", "region_classes"  # what is gathered, and is in no batch
@@ -36,7 +37,11 @@ class RegionFeatures(MlmFeatures):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.region_rate = settings.config.task.region_mask_rate
+        task = settings.config.task
+        self.region_rate = task.region_mask_rate
+        self.kinds = [*read_weights(task.region_mixture)]
+        if task.hide_regions:  # of which nothing is learnt then
+            self.kinds = ["words"]
 
     def _room(self, regions: int) -> int:
         """Return K, the predictions of R regions."""
@@ -112,8 +117,12 @@ class RegionFeatures(MlmFeatures):
         return out
 
     def describe(self) -> str:
-        rate = percent(self.region_rate)
-        return f"{super().describe()}, or {rate} of the regions"
+        each = {
+            "words": super().describe(),
+            "regions": f"{percent(self.region_rate)} of the regions",
+        }
+        masked = [what for kind, what in each.items() if kind in self.kinds]
+        return ", or ".join(masked) or "nothing masked"
 
     def tell(self, before: Batch, after: Batch) -> dict[str, float]:
         counts = super().tell(before, after)

@@ -3,9 +3,11 @@
 
 import numpy as np
 import pytest
-from region_data import make_batches, make_rows, read, write
+from region_data import TOKENIZER, make_batches, make_config, make_rows, read, write
 
+from bertjax.assembly import resolve
 from bertjax.data.batches import batch_sha256
+from bertjax.data.masking.vocab_tables import make_tables
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +36,21 @@ def test_one_side_is_masked_and_one_of_it_at_least(made):
     changed = (batch["region_features"] != before["region_features"]).any(axis=(1, 2))
     assert (changed == (kind == 1)).all()
     assert (batch["region_boxes"] == before["region_boxes"]).all()
+
+
+@pytest.mark.parametrize(
+    "keys, said",
+    [
+        ({}, "15% predicted, or 15% of the regions"),
+        ({"region_mixture": "pairs=1"}, "nothing masked"),
+        ({"region_mixture": "regions=1,pairs=1"}, "15% of the regions"),
+        ({"hide_regions": True}, "15% predicted"),
+    ],
+)
+def test_what_is_masked_is_said(keys, said):
+    config, needs = make_config(**keys), frozenset({"regions", "labels"})
+    how = TOKENIZER, make_tables(TOKENIZER), 12, config.data.mask_rate
+    assert resolve.make_features(config, needs, *how).describe() == said
 
 
 def test_what_is_masked_is_there_and_is_the_target(table):
