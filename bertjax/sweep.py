@@ -159,7 +159,7 @@ def sweep(
     from bertjax.assembly import training_run
     from bertjax.parallel import feed
     from bertjax.parallel.mesh import make_mesh
-    from bertjax.sweeps.trainer import SweepLoop, check_finished
+    from bertjax.sweeps.trainer import SweepLoop, check_finished, forget_members
 
     before = workdir_kinds.read_object(path / workdir_kinds.RESULTS)
     if not before:
@@ -173,7 +173,7 @@ def sweep(
     if before:
         todo = check_finished(path, before, facts, config)
         if not todo:
-            shutil.rmtree(path / workdir_kinds.MEMBERS, ignore_errors=True)
+            forget_members(path, facts["runs"])
             cli.say(f"{path} is done")
             return before
         cli.say(f"{path} is done: {counted(len(todo), 'run joins', 'runs join')} it")

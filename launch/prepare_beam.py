@@ -4,9 +4,9 @@
     pip install 'bertjax[beam]'
     python launch/prepare_beam.py --config=bert.py --config.data.train='corpus/*.txt'
 
-takes the flags of bertjax.prepare and Beam's own; without any it runs here
-(DirectRunner). On Google Cloud Dataflow text and cache are in buckets, and the workers
-need this package:
+takes a config and its keys, as bertjax.prepare does, and Beam's own flags; without any
+of these it runs here (DirectRunner). On Google Cloud Dataflow text and cache are in
+buckets, and the workers need this package:
 
     pip install 'apache-beam[gcp]' gcsfs
     python launch/prepare_beam.py --config=bert.py \\
@@ -27,7 +27,7 @@ from collections.abc import Iterable, Sequence
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from bertjax import RunError
+from bertjax import RunError, UserError, prepare
 from bertjax.assembly import command_line, prepared_text, validate
 from bertjax.config import arguments, cli
 from bertjax.data.token_store import prepare_data
@@ -68,8 +68,17 @@ class MergeComponent(_Worker):
         yield component.target
 
 
+def check_options(words: Sequence[str]) -> None:
+    """Refuse flags of bertjax.prepare, which Beam would pass over: UserError."""
+    for word in words:
+        name = word.lstrip("-").partition("=")[0]
+        if word.startswith("-") and name in prepare.FLAGS:
+            raise UserError(f"--{name} is of bertjax.prepare: leave it out")
+
+
 def main(argv: Sequence[str]) -> int:
     own, others = arguments.part_arguments(argv)
+    check_options(others)
     config = command_line.parse(own).config
     prepared_text.refuse_task(config)
     validate.check(config)

@@ -55,3 +55,6 @@ def test_a_pipeline_makes_the_same_stores(launch, tmp_path, monkeypatch, capsys)
     assert not list((tmp_path / "beam").glob("parts-*"))
     with pytest.raises(UserError, match=r"data\.train"):
         launch.main([*command, "--config.data.train=no.txt"])
+    for flag in ("--merge=2", "--report"):
+        with pytest.raises(UserError, match=f"{flag[:5]}.* is of bertjax.prepare"):
+            launch.main([*command, flag])

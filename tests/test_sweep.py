@@ -197,6 +197,8 @@ def test_runs_join_a_finished_one(wanted, tmp_path, monkeypatch, first):
     with pytest.raises(KeyboardInterrupt):
         run(wanted, path, None, RUNS[:2])
     monkeypatch.setattr(SweepLoop, "write_best", real)
+    assert run(wanted, path, None, RUNS[first]) == json.loads(before)
+    assert (path / "members").exists()
     found = run(wanted, path, None, RUNS[:2])
     assert losses(found) == pytest.approx(losses(whole), rel=1e-6)
     for key in ("seed", "lr", "step"):

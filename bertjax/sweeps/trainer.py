@@ -276,6 +276,17 @@ def check_finished(
     return [(seed, rate) for seed, rate in wanted if [seed, rate] not in facts["runs"]]
 
 
+def forget_members(path: Path, runs: Sequence[Any]) -> None:
+    """Remove the states of these runs, [seed, rate] each; those of runs that join them
+    and are under way stay."""
+    first = path / workdir_kinds.MEMBERS / "0"
+    for step in manifest.steps(first)[-1:]:
+        known = workdir_kinds.read_meta(first, step).get("runs", [])
+        if any(run not in runs for run in known):
+            return
+    shutil.rmtree(first.parent, ignore_errors=True)
+
+
 def check_same(
     path: Path, before: Any, facts: Mapping[str, Any], config: ConfigDict
 ) -> None:
