@@ -11,6 +11,7 @@ import math
 
 import numpy as np
 
+from bertjax import registry
 from bertjax.data import counter_rng
 from bertjax.data.features.base import (
     Batch,
@@ -21,7 +22,6 @@ from bertjax.data.features.base import (
     percent,
 )
 from bertjax.data.features.mlm import MlmFeatures
-from bertjax.data.mixture import read_weights
 
 WORDS, REGIONS = 0, 1  # of region_task (tasks/types/regions.py); others are not masked
 GATHERED = "region_task", "region_classes"  # what is gathered, and is in no batch
@@ -39,7 +39,8 @@ class RegionFeatures(MlmFeatures):
         super().__init__(settings)
         task = settings.config.task
         self.region_rate = task.region_mask_rate
-        self.kinds = [*read_weights(task.region_mixture)]
+        shares = registry.split_list(task.region_mixture)  # KIND=NUMBER each
+        self.kinds = [share.partition("=")[0].strip() for share in shares]
         if task.hide_regions:  # of which nothing is learnt then
             self.kinds = ["words"]
 
