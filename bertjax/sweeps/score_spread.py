@@ -54,9 +54,9 @@ class SweepScores:
     ) -> "SweepScores":
         """Return the scores of all `runs`: these, and `rows` of a sweep of others."""
         metric = f"eval/{self.valid}/{self.metric}"
-        made = dataclasses.replace(self, runs=runs, metric=metric, rows=[])
-        made.add([*rows, *self.rows])
-        return made
+        joined = dataclasses.replace(self, runs=runs, metric=metric, rows=[])
+        joined.add([*rows, *self.rows])
+        return joined
 
     @property
     def ended(self) -> set[int]:
