@@ -159,7 +159,9 @@ def test_a_masked_lm_spells_entities(command, graph, vocabulary, tmp_path, capsy
     assert scores["mrr"] == pytest.approx(row["eval/valid/mrr"], rel=1e-4)
     (tmp_path / "q.tsv").write_text("town 5\tlies_in\t?\na new town\tlies_in\t?\n")
     predict.main([f"--model={workdir}", f"--input={tmp_path}/q.tsv"])
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    found = capsys.readouterr()
+    assert "1 entity in no triple that was learnt from: a new town\n" in found.err
+    rows = [json.loads(line) for line in found.out.splitlines()]
     assert len(rows) == 2
     for row in rows:
         assert {e["name"].split()[0] for e in row["entities"]} <= {"town", "land"}

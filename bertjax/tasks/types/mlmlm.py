@@ -20,6 +20,7 @@ from typing import Any, Self
 import numpy as np
 
 from bertjax import UserError, counted
+from bertjax.data.corpus.line_repair import join_names
 from bertjax.data.rendering import decode
 from bertjax.tasks import graphs, open_graph
 from bertjax.tasks.graphs import HEAD, TAIL, Queries
@@ -177,9 +178,9 @@ def make_spellings(
         [own.entity_id(*end) for end in ends],
         [own.relation_id(t.relation, t.place) for t in read],
     )
-    new = len(graph.entities) - len(own.entities)
-    if new:
-        say(f"{counted(new, 'entity', 'entities')} in no triple that was learnt from")
+    if new := graph.entities[len(own.entities) :]:
+        what = f"{counted(len(new), 'entity', 'entities')} in no triple that was learnt"
+        say(f"{what} from: {join_names(new)}")
     form = form._replace(graph=graph)
     form, triples = open_graph.number_triples(read, form, labelled, say)
     queries = ask_for_ends(triples, labelled)
