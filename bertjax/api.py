@@ -224,6 +224,10 @@ class Model(LoadedModel):
         max_length: longer texts are cut; None: the most that the model takes.
         """
         longest, tokenizer = max_length or self.cfg.max_length, self.tokenizer
+        if longest > self.cfg.max_length:
+            raise UserError(
+                f"max_length={longest}: the model has {self.cfg.max_length} positions"
+            )
         rows, _ = embed_texts.tokenize(tokenizer, check_texts(texts), longest)
         if not rows:
             raise UserError("texts is empty: there is no batch of no text")

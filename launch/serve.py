@@ -124,13 +124,16 @@ class Server:
             raise ValueError("texts are strings, or pairs of strings")
         if any(map(HALVES.search, parts)):
             raise ValueError("a text has half a character, a surrogate alone")
-        if is_pair and self.card["task"] == "token-classification":
-            raise ValueError("texts whose words are tagged are strings, not pairs")
+        task = self.card["task"]
+        if is_pair and task in ("token-classification", "sentence-similarity"):
+            raise ValueError(f"texts of {task} are strings, not pairs")
         parts = [self.card["prompt"] + parts[0], *parts[1:]]
         row = self.tokenizer.encode(*parts)
-        if self.card["task"] == "question-answering" and not is_pair:
+        if task == "question-answering" and not is_pair:
             raise ValueError("texts are pairs: a question and its context")
-        if self.card["task"] == "fill-mask":
+        if task == "question-answering" and 1 not in row.sequence_ids:
+            raise ValueError(f"no context is left beside the question {parts[0]!r:.60}")
+        if task == "fill-mask":
             blanks, most = row.ids.count(self.card["mask_id"]), self.card.get("blanks")
             if not blanks or (most and blanks > most):
                 raise ValueError(f"{blanks} blanks in {text!r:.60}")

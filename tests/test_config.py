@@ -56,6 +56,20 @@ def test_every_shipped_config_resolves(name, size):
     )
 
 
+def test_the_scale_of_t5s_logits_follows_its_width():
+    """Else no family of Hugging Face's has such a model, and it is not exported."""
+    for more, scale in (
+        (["hidden_size=64"], 64**-0.5),
+        (["hidden_size=64", "logit_scale=0.5"], 0.5),
+        (["num_hidden_layers=3"], 128**-0.5),
+    ):
+        flags = [f"--config.model.{one}" for one in more]
+        made = parse(*flags, name="t5.py:tiny")
+        assert resolve.encoder_config(made, 100).logit_scale == scale
+    wide = parse("--config.model.hidden_size=64", name="t5.py:v1_1_mini")
+    assert resolve.encoder_config(wide, 100).logit_scale == 0
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_smoke_takes_seconds(name):
     made = parse(name=f"{name}:mini,smoke")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a task takes of a run of another task: the encoder, and the head of its own."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import jax
@@ -11,6 +12,8 @@ from bertjax import RunError, UserError, train
 from bertjax.assembly import command_line, init_from
 from bertjax.checkpoints.manager import Checkpoints
 from bertjax.config import schema, serialize
+from bertjax.interop import sentence_transformers
+from bertjax.interop.sentence_transformers import Sentences
 from bertjax.models.config import EncoderConfig
 from bertjax.models.families import in_effect
 from bertjax.objectives.make_objective import make_objective
@@ -98,6 +101,32 @@ def test_a_masked_lm_becomes_electras_discriminator(tmp_path):
     taken = init_from.take(str(tmp_path), tokenizer, asked, said.append, {})
     jax.tree.map(np.testing.assert_array_equal, taken, {"encoder": there["encoder"]})
     assert any("the generator begins anew" in line for line in said)
+
+
+def test_pretraining_keeps_how_vectors_of_sentences_are_made(tmp_path):
+    """Of a directory, of what was made of one; not of a task, which has its own."""
+    theirs, ours, config = tmp_path / "hf", tmp_path / "run", schema.base()
+    theirs.mkdir()
+    (theirs / "config.json").write_text("{}")
+    how = Sentences("cls", normalize=True, longest=7)
+    sentence_transformers.write(theirs, how, width=8, longest=9)
+    saved = Checkpoints(ours, 2, None)
+    meta = {"config": config.to_dict(), "tokenizer": "t", "tokens": 0}
+    meta["sentences"] = dataclasses.asdict(how)
+    saved.save(1, {"params": {"a": np.zeros(1)}}, meta)
+    saved.close()
+    for path in (theirs, ours):
+        config.init_from = str(path)
+        assert init_from.kept_sentences(config) == {"sentences": meta["sentences"]}
+    config.task.text = "sentence"
+    assert init_from.kept_sentences(config) == {}
+    config.task.text = ""
+    # Weights of terms need a head that pretraining changes.
+    config.init_from = str(theirs)
+    sentence_transformers.write(theirs, Sentences(kind="sparse"), width=8, longest=9)
+    assert init_from.kept_sentences(config) == {}
+    config.init_from = f"{theirs}/none"
+    assert init_from.kept_sentences(config) == {}
 
 
 def test_a_run_goes_on_without_what_it_began_from_but_for_its_vocabulary(tmp_path):

@@ -151,12 +151,22 @@ def without_model(serve, **card):
 
 
 def test_texts_that_no_model_can_read(serve):
-    server = without_model(serve, task="token-classification")
-    with pytest.raises(ValueError, match="are strings, not pairs"):
-        server.encode(["one", "two"])
+    for task in ("token-classification", "sentence-similarity"):
+        server = without_model(serve, task=task)
+        with pytest.raises(ValueError, match=f"texts of {task} are strings, not pairs"):
+            server.encode(["one", "two"])
     for text in ("\ud800", ["a", "\udfff"]):
         with pytest.raises(ValueError, match="half a character"):
             server.encode(text)
+
+
+def test_a_question_without_a_context_has_no_answer(serve):
+    """No place of it has a score; -Infinity is no JSON."""
+    server = without_model(serve, task="question-answering")
+    row = SimpleNamespace(ids=[0] * 4, sequence_ids=[None, 0, None, None])
+    server.tokenizer = SimpleNamespace(encode=lambda question, context: row)
+    with pytest.raises(ValueError, match="no context is left beside the question 'q'"):
+        server.encode(["q", " "])
 
 
 def test_padding_of_the_vocabulary_is_no_guess(serve):

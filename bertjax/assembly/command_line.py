@@ -19,6 +19,7 @@ from bertjax.config.arguments import check_type, config_first
 from bertjax.config.durations import UNITS, resolve_durations
 from bertjax.config.schema import base
 from bertjax.config.serialize import flatten
+from bertjax.models.families import scale_of_width
 from bertjax.tasks import prepare_task as tasks
 
 
@@ -76,8 +77,8 @@ def settle_config(
 ) -> None:
     """Give a config the values that follow from others, in place.
 
-    Durations keep one unit, a named task brings its columns, init_from its
-    architecture. overrides: {key: value} that stay. where: begins messages. Raises
+    Durations keep one unit, a named task brings its columns, a width its scale of
+    logits (T5's), init_from its architecture. overrides: {key: value} that stay. where: begins messages. Raises
     UserError, also where keys are lacking or unknown, have no value, or a number that
     is not finite.
     """
@@ -101,5 +102,7 @@ def settle_config(
             raise UserError(f"{key}={value} is not a finite number")
     resolve_durations(config, overrides)
     tasks.settle(config, overrides)
+    if scale := scale_of_width(config.model):
+        config.model.logit_scale = scale
     follow_init_from(config, overrides)
     follow_teacher(config)

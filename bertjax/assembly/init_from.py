@@ -2,7 +2,9 @@
 """init_from: parameters, architecture and vocabulary of another run or model."""
 
 import contextlib
+import dataclasses
 from collections.abc import Container, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from ml_collections.config_dict import ConfigDict
@@ -18,7 +20,8 @@ from bertjax.assembly.models import (
 )
 from bertjax.checkpoints import manifest
 from bertjax.config import cli
-from bertjax.interop import hf_directories, hf_read
+from bertjax.interop import hf_directories, hf_read, sentence_transformers
+from bertjax.interop.sentence_transformers import Sentences
 from bertjax.models.config import RUNTIME
 from bertjax.models.families import in_effect
 from bertjax.tasks.tables import Say, silent
@@ -105,6 +108,29 @@ def follow_teacher(config: ConfigDict) -> None:
     if config.teacher and not config.data.vocab:
         with contextlib.suppress(OSError):
             config.data.vocab = vocabulary_of(config.teacher)
+
+
+def kept_sentences(config: ConfigDict) -> dict[str, Any]:
+    """Return {"sentences": how}: pretraining goes on, and vectors of sentences are made
+    as init_from makes them (interop/sentence_transformers.py).
+
+    {} of a task, which has a way of its own or none, of models whose vectors need more
+    than hidden states, and where nothing is said of them.
+    """
+    if not config.init_from or config.task.text:
+        return {}
+    folder, how = manifest.as_path(config.init_from), {}
+    with contextlib.suppress(OSError):  # of a sweep that goes on without it
+        if hf_directories.is_directory(folder):
+            own = Path(hf_directories.tokenizer_folders(folder)[0])
+            where = f"init_from={config.init_from}"
+            how = dataclasses.asdict(sentence_transformers.read(own, where))
+        else:
+            meta = manifest.read_meta(manifest.resolve(folder)[1])
+            how = meta.get("sentences", {})
+    usual = dataclasses.asdict(Sentences())
+    is_own = how.get("kind", "dense") == "dense" and {**usual, **how} != usual
+    return {"sentences": how} if is_own else {}
 
 
 def _goes_on_causally(config: ConfigDict, source: ConfigDict) -> bool:

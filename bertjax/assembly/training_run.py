@@ -326,11 +326,14 @@ class TrainingRun:
 
     def meta_of(self, config: ConfigDict) -> dict[str, Any]:
         """Return what a checkpoint of a run of `config` says, whatever its step."""
+        known = {k: self.meta[k] for k in ("sentences",) if k in self.meta}
+        kept = known if self.meta else init_from.kept_sentences(config)
         return {
             "config": config.to_dict(),
             "tokenizer": self.prepared.tokenizer.identity,
             "stores": self.hashes,
             **self._teacher_facts(),
+            **kept,
             **tasks.facts(config, self.prepared.parts),
         }
 

@@ -260,6 +260,22 @@ def size_name(family: str, model: Mapping[str, Any]) -> str:
     return ""
 
 
+def scale_of_width(model: Mapping[str, Any]) -> float | None:
+    """Return the logit_scale of a model of another width than its size, where that of
+    the size follows the width (T5's does) and config.model says nothing else: None.
+
+    >>> t5 = {"family": "t5", "size": "mini", "hidden_size": 64, "logit_scale": None}
+    >>> scale_of_width(t5), scale_of_width({**t5, "size": "v1_1_mini"})
+    (0.125, None)
+    """
+    family, width = FAMILIES.get(model["family"]), model["hidden_size"]
+    size = family.sizes.get(model["size"], {}) if family else {}
+    follows = size.get("logit_scale") and model["logit_scale"] is None
+    if not follows or not width or width < 0 or width == size["hidden_size"]:
+        return None
+    return width**-0.5
+
+
 def in_effect(model: Mapping[str, Any]) -> dict[str, Any]:
     """Return config.model with the values that its empty keys stand for.
 

@@ -89,6 +89,11 @@ def parse_text(
     for i, (row, own) in enumerate(zip(rows, ids, strict=True)):
         question, context = map(row.cells.get, ("question", "context"))
         if not isinstance(question, str) or not isinstance(context, str):
+            if part := {"paragraphs", "qas"} & row.cells.keys():
+                raise UserError(
+                    f"{row.place} has {part.pop()!r} of SQuAD's form, whose file is an "
+                    "object with 'data', a list of articles"
+                )
             raise UserError(f"{row.place}: question and context have to be texts")
         read.contexts.append(context)
         own = next(free) if own is None else str(own)
