@@ -185,7 +185,7 @@ def test_what_is_refused(trained, tmp_path):
     with pytest.raises(UserError, match=r"^max_length=2 must be a whole number from 3"):
         model.make_batch(["a text"], 2)
     for method in (model.make_batch, model.embed):
-        with pytest.raises(UserError, match="^max_length=999: the model has .* posit"):
+        with pytest.raises(UserError, match=r"^max_length=999: the model has "):
             method(["a text"], max_length=999)
     with pytest.raises(UserError, match=r"^pooling='max' is unknown"):  # not --pooling
         model.embed(["a text"], pooling="max")

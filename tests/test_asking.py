@@ -139,8 +139,8 @@ def test_standard_input(run, pipe, capsys):
     for given, words in {
         "": "--input=-: there are no rows",
         '{"question": "x"}': "standard input:1: question and context have to be texts",
-        '[{"paragraphs": []}]': "input:1 has 'paragraphs' of SQuAD's form, whose file is",
-        '[{"context": "x", "qas": []}]': "input:1 has 'qas' of SQuAD's form, whose file",
+        '[{"paragraphs": []}]': "input:1 has 'paragraphs' of SQuAD's form",
+        '[{"context": "x", "qas": []}]': "input:1 has 'qas' of SQuAD's form",
         "x": "standard input: is no JSON",
     }.items():
         pipe(given)

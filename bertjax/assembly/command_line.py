@@ -78,9 +78,9 @@ def settle_config(
     """Give a config the values that follow from others, in place.
 
     Durations keep one unit, a named task brings its columns, a width its scale of
-    logits (T5's), init_from its architecture. overrides: {key: value} that stay. where: begins messages. Raises
-    UserError, also where keys are lacking or unknown, have no value, or a number that
-    is not finite.
+    logits (T5's), init_from its architecture. overrides: {key: value} that stay.
+    where: begins messages. Raises UserError, also where keys are lacking or unknown,
+    have no value, or a number that is not finite.
     """
     known, given = flatten(base()), flatten(config)
     for key in sorted(given.keys() - known.keys()):
