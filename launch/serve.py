@@ -136,7 +136,8 @@ class Server:
         if task == "fill-mask":
             blanks, most = row.ids.count(self.card["mask_id"]), self.card.get("blanks")
             if not blanks or (most and blanks > most):
-                raise ValueError(f"{blanks} blanks in {text!r:.60}")
+                limit = f", and 1 to {most} are filled" if most else ""
+                raise ValueError(f"{blanks} blanks in {text!r:.60}{limit}")
         return row
 
     def work(self):
@@ -325,7 +326,10 @@ def main():
     except (OSError, OverflowError) as error:
         parser.error(f"--host={flags.host} --port={flags.port}: {error}")
     server.daemon_threads = True
-    server.model = Server(folder, flags.batch_size, flags.threads)
+    try:
+        server.model = Server(folder, flags.batch_size, flags.threads)
+    except Exception as error:  # a file that is damaged or not there, or a package
+        parser.error(f"--model={flags.model}: {type(error).__name__}: {error}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     print(f"serving http://{flags.host}:{server.server_port}/predict", flush=True)
     with contextlib.suppress(KeyboardInterrupt):

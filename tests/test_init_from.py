@@ -118,6 +118,8 @@ def test_pretraining_keeps_how_vectors_of_sentences_are_made(tmp_path):
     for path in (theirs, ours):
         config.init_from = str(path)
         assert init_from.kept_sentences(config) == {"sentences": meta["sentences"]}
+    config.update(init_from="", teacher=str(theirs), init_layers="even")
+    assert init_from.kept_sentences(config) == {"sentences": meta["sentences"]}
     config.task.text = "sentence"
     assert init_from.kept_sentences(config) == {}
     config.task.text = ""

@@ -160,6 +160,17 @@ def test_texts_that_no_model_can_read(serve):
             server.encode(text)
 
 
+def test_a_directory_that_cannot_be_served(serve, tmp_path, monkeypatch, capsys):
+    """In one line, whatever is wrong with it."""
+    command = ["serve.py", f"--model={tmp_path}", "--port=0"]
+    monkeypatch.setattr(sys, "argv", command)
+    for card in ("{", "{}"):
+        (tmp_path / "card.json").write_text(card)
+        with pytest.raises(SystemExit, match="2"):
+            serve.main()
+        assert f"error: --model={tmp_path}: " in capsys.readouterr().err
+
+
 def test_a_question_without_a_context_has_no_answer(serve):
     """No place of it has a score; -Infinity is no JSON."""
     server = without_model(serve, task="question-answering")

@@ -111,20 +111,21 @@ def follow_teacher(config: ConfigDict) -> None:
 
 
 def kept_sentences(config: ConfigDict) -> dict[str, Any]:
-    """Return {"sentences": how}: pretraining goes on, and vectors of sentences are made
-    as init_from makes them (interop/sentence_transformers.py).
+    """Return {"sentences": how}: vectors of sentences are made as the model makes them
+    that pretraining begins with (interop/sentence_transformers.py).
 
     {} of a task, which has a way of its own or none, of models whose vectors need more
     than hidden states, and where nothing is said of them.
     """
-    if not config.init_from or config.task.text:
+    source = config.init_from or (config.teacher if config.init_layers else "")
+    if not source or config.task.text:
         return {}
-    folder, how = manifest.as_path(config.init_from), {}
+    folder = manifest.as_path(source)
+    how: dict[str, Any] = {}
     with contextlib.suppress(OSError):  # of a sweep that goes on without it
         if hf_directories.is_directory(folder):
             own = Path(hf_directories.tokenizer_folders(folder)[0])
-            where = f"init_from={config.init_from}"
-            how = dataclasses.asdict(sentence_transformers.read(own, where))
+            how = dataclasses.asdict(sentence_transformers.read(own, source))
         else:
             meta = manifest.read_meta(manifest.resolve(folder)[1])
             how = meta.get("sentences", {})
