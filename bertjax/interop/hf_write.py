@@ -143,6 +143,7 @@ def choose_family(
             )
     known = all_families()
     order = {model_type: known.get(model_type), **known}
+    others: dict[str, list[str]] = {}  # what sets each apart
     for family in filter(None, order.values()):
         written = cfg
         if "type_vocab_size" in family.keys and not cfg.type_vocab_size:
@@ -166,11 +167,17 @@ def choose_family(
             back = read_config(config, family, CONFIG)
         except UserError:
             continue
-        if _comparable(back) == _comparable(written):
+        own, theirs = _comparable(written), _comparable(back)
+        differ = [f"model.{k}={theirs[k]}" for k in own if own[k] != theirs[k]]
+        if not differ:
             return family, written, config
+        others[family.model_type] = differ
+    nearest = min(others, key=lambda name: len(others[name]), default="")
     raise UserError(
         "--format=hf: no family of Hugging Face's has such an encoder; known are "
         + ", ".join(known)
+        + f"; the nearest, {nearest}, has {few(others.get(nearest, []), 4)}"
+        * bool(nearest)
     )
 
 

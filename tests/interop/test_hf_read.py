@@ -478,7 +478,10 @@ def test_families_for_encoders_of_our_own(tmp_path):
     offset = dataclasses.replace(cfg, position_offset=2, classifier_activation="gelu")
     family, _, config = hf_write.choose_family(offset, ROLES | {"pad": 1}, "bert")
     assert (family.model_type, config["pad_token_id"]) == ("roberta", 1)
-    with pytest.raises(UserError, match="no family"):
+    told = (
+        r"no family .*; the nearest, bert, has model\.position_embedding_type=absolute$"
+    )
+    with pytest.raises(UserError, match=told):
         none = dataclasses.replace(cfg, position_embedding_type="none")
         hf_write.choose_family(none, ROLES, "bert")
 
