@@ -191,7 +191,8 @@ def report(
     else:
         print("\n".join(records.describe(args.track, track, summary)))
         for name, one in summary.get("against", {}).items():
-            print(f"  {name}: {one['difference']:+.4f} against it, p = {one['p']:.2g}")
+            p = "unknown" if one["p"] is None else f"{one['p']:.2g}"
+            print(f"  {name}: {one['difference']:+.4f} against it, p = {p}")
     if not summary["in_time"]:
         raise UserError(
             f"the runs took {summary['minutes']['mean']:.1f} minutes, and "

@@ -81,7 +81,7 @@ RANGES = {
     "optim.wd": (0, 3e38),
     "optim.b1": (0, 1 - 1e-9),
     "optim.b2": (0, 1 - 1e-9),
-    "optim.eps": (1e-30, 1),  # with 0 what has no gradient would become nan
+    "optim.eps": (0, 1),
     "optim.clip": (0, 3e38),
     "optim.layer_decay": (0, 1),
     "optim.power": (0, 100),
@@ -209,6 +209,9 @@ def _check_optimizer(config: ConfigDict) -> None:
                     f"optim.{key}={value} is not used by {choice}={name}, only by "
                     f"{', '.join(users)}: leave it out{was}"
                 )
+    if config.optim.name in CHOICES["optim.name"][0]:
+        # With 0 what has no gradient would become nan.
+        _check_range("optim.eps", config.optim.eps, 1e-30, 1)
 
 
 def _check_budget(config: ConfigDict) -> None:

@@ -33,11 +33,13 @@ def read_json(path: Any) -> dict[str, Any]:
 def finite(value: Any) -> Any:
     """Put None where a number is not finite, also within: JSON has no word for it.
 
-    >>> finite({"loss": float("nan"), "step": 2})
-    {'loss': None, 'step': 2}
+    >>> finite({"loss": float("nan"), "steps": [2, 3]})
+    {'loss': None, 'steps': [2, 3]}
     """
     if isinstance(value, Mapping):
         return {key: finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [*map(finite, value)]
     odd = isinstance(value, float) and not math.isfinite(value)
     return None if odd else value
 

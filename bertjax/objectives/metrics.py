@@ -61,13 +61,24 @@ class Ranking(NamedTuple):
         return ordered / (pairs + (pairs == 0))
 
 
+class Share(NamedTuple):
+    """A sum and its weight, f32 [], as a Sum has; the mean of nothing is 0."""
+
+    value: jax.Array
+    weight: jax.Array
+
+    def mean(self) -> Any:
+        """Return the quotient. Works for arrays of jax and of numpy alike."""
+        return self.value / (self.weight + (self.weight == 0))
+
+
 def binary_metrics(
     logits: jax.Array, labels: jax.Array, weights: jax.Array
-) -> dict[str, Sum | Ranking]:
+) -> dict[str, Sum | Ranking | Share]:
     """Measure guesses (logit > 0) of boolean labels; all of one shape.
 
-    accuracy, precision, recall; auc, which no threshold decides; positive, the share
-    of positive labels.
+    accuracy; precision and recall, 0 where nothing is guessed, or there to be found;
+    auc, which no threshold decides; positive, the share of positive labels.
     """
     guessed, true = logits > 0, labels
     with jax.named_scope("auc"):
@@ -86,8 +97,8 @@ def binary_metrics(
 
     return {
         "accuracy": share(guessed == true, jnp.full_like(true, True)),
-        "precision": share(true, guessed),
-        "recall": share(guessed, true),
+        "precision": Share(*share(true, guessed)),
+        "recall": Share(*share(guessed, true)),
         "auc": ranking,
         "positive": share(true, jnp.full_like(true, True)),
     }

@@ -89,7 +89,8 @@ def summarise(records: Sequence[Record], track: Track) -> dict[str, Any]:
     """Return the mean and spread of each score over seeds, and what they show.
 
     reached: whether the mean is better than the track's target with p < 0.01, by a
-    one-sided t test over the seeds; None of fewer than SEEDS, or without a target.
+    one-sided t test over the seeds; None of fewer than SEEDS, without a target, or
+    where p is unknown.
     """
     found: dict[str, Any] = {"seeds": [record["seed"] for record in records]}
     for name in ("minutes", "tokens", "passes", "loss", "right", "pairs"):
@@ -109,10 +110,11 @@ def summarise(records: Sequence[Record], track: Track) -> dict[str, Any]:
 
 
 def p_against(values: Sequence[float], target: float, better: str) -> float | None:
-    """Return the p of a mean no better than a number; None of a single value."""
+    """Return the p of a mean no better than a number; None where the values do not say
+    how they scatter: a single one, or all the same."""
     from scipy import stats
 
-    if len(values) < 2:
+    if len({*values}) < 2:
         return None
     return float(stats.ttest_1samp(values, target, alternative=better).pvalue)
 
@@ -120,7 +122,8 @@ def p_against(values: Sequence[float], target: float, better: str) -> float | No
 def compare(ours: Sequence[Record], theirs: Sequence[Record]) -> dict[str, Any]:
     """Return, of each score, the difference of the means and its p: Welch's t test.
 
-    The p is one-sided: of ours being no better. Raises UserError for a single seed.
+    The p is one-sided: of ours being no better; None where neither side scatters.
+    Raises UserError for a single seed.
     """
     from scipy import stats
 
@@ -128,9 +131,11 @@ def compare(ours: Sequence[Record], theirs: Sequence[Record]) -> dict[str, Any]:
     found = {}
     for name, better in SCORES.items():
         a, b = ([record[name] for record in side] for side in (ours, theirs))
-        test = stats.ttest_ind(a, b, equal_var=False, alternative=better)
-        difference = statistics.fmean(a) - statistics.fmean(b)
-        found[name] = {"difference": difference, "p": float(test.pvalue)}
+        difference, p = statistics.fmean(a) - statistics.fmean(b), None
+        if len({*a}) > 1 or len({*b}) > 1:
+            test = stats.ttest_ind(a, b, equal_var=False, alternative=better)
+            p = float(test.pvalue)
+        found[name] = {"difference": difference, "p": p}
     return found
 
 
@@ -180,6 +185,8 @@ def verdict(score: Mapping[str, Any], form: str, times: float) -> str:
     if score["target"] is None:
         return ""
     target = form.format(times * score["target"])
+    if score["p"] is None and "std" in score:
+        return f" (the target is {target}; equal scores show nothing)"
     if score["reached"] is None:
         return f" (the target is {target}; fewer than {SEEDS} seeds show nothing)"
     what = "reached" if score["reached"] else "not shown to be reached"

@@ -96,8 +96,7 @@ def squad_scores(
 
 def open_scores(answers: Mapping[str, str], golds: Golds) -> dict[str, float]:
     """Return what `squad_scores` does, from 0 to 1, of answers that are no spans of one
-    context: a character of a script without spaces is a word, since WordPiece writes
-    these with spaces and people without.
+    context: a character of a script without spaces is a word.
 
     >>> open_scores({"a": "巴 黎"}, {"a": ["巴黎"]})
     {'exact': 1.0, 'f1': 1.0}

@@ -4,7 +4,7 @@
 From 0 to 1. bleu is sacrebleu's (Post 2018) with its own tokenization, over the whole
 set; rouge1, rouge2 and rougeL are the mean F1 of rouge-score (Lin 2004), of several
 right texts the best. Both libraries are the extra `text`. But for ROUGE, a character of
-a script without spaces is a word: WordPiece writes them with spaces, people without.
+a script without spaces is a word.
 """
 
 import importlib.util

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from bertjax.objectives.metrics import Ranking, binary_metrics
+from bertjax.training.step import mean, mean_on_host
 
 
 def exact_auc(logits, labels, weights):
@@ -43,3 +44,12 @@ def test_auc_at_its_corners(shift, auc):
     labels = np.arange(10) < 3
     got = binary_metrics(jnp.asarray(shift * labels), jnp.asarray(labels), np.ones(10))
     assert float(got["auc"].mean()) == auc
+
+
+def test_what_nobody_guessed_is_0_and_no_nan():
+    """As in training: the mean of nothing was nan in evaluations alone."""
+    nothing = jnp.zeros(4, bool)
+    got = binary_metrics(jnp.full(4, -1.0), nothing, np.ones(4))
+    rest = {name: mean_on_host(jax.device_get(one)) for name, one in got.items()}
+    assert rest == {k: mean(v) for k, v in got.items()}
+    assert rest == {"accuracy": 1, "precision": 0, "recall": 0, "auc": 0, "positive": 0}

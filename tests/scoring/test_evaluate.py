@@ -186,12 +186,12 @@ def test_the_layout_and_the_rows_are_said(run, pretend, corpus):
 
 
 def test_what_is_no_number_is_null(run, monkeypatch):
-    """JSON has no NaN: the precision where nothing was said to be replaced."""
-    rates = {0.1: {"rtd_precision": math.nan, "mlm_loss": 2.0}}
+    """JSON has no NaN: the accuracy where nothing was to be predicted."""
+    rates = {0.1: {"mlm_accuracy": math.nan, "mlm_loss": 2.0}}
     scores = Scores([{"step": 3, "rates": rates}], [])
     monkeypatch.setattr(own, "score", lambda *_: scores)
     found = json.loads(run("--json").out, parse_constant=pytest.fail)
-    told = {"0.1": {"rtd_precision": None, "mlm_loss": 2.0}}
+    told = {"0.1": {"mlm_accuracy": None, "mlm_loss": 2.0}}
     assert found == {"step": 3, "rates": told}
 
 

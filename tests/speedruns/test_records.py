@@ -84,6 +84,16 @@ def test_fewer_than_three_seeds_show_nothing(seeds):
     assert "more than the track has" in text
 
 
+def test_equal_scores_show_nothing():
+    """Their t is none or infinite, and JSON has no word for that p."""
+    same = [record(s, pairs=0.5) for s in range(3)]
+    found = records.summarise(same, TRACK)
+    assert found["pairs"]["p"] is found["pairs"]["reached"] is None
+    text = "\n".join(records.describe("cpu3h", TRACK, found))
+    assert "equal scores show nothing" in text
+    assert records.compare(same, same)["pairs"] == {"difference": 0, "p": None}
+
+
 def test_two_entries():
     ours = [record(s, loss=3.8 + 0.01 * s) for s in range(3)]
     theirs = [record(s, loss=3.9 + 0.02 * s) for s in range(3)]

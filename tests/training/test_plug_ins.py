@@ -105,6 +105,10 @@ def test_a_run_and_its_continuation(arguments, tmp_path):
             r"optim.cautious_decay=True is not used by optim.name=lab.momentum, only",
         ),
         (
+            dict(optim__name="adafactor", optim__eps=0.0),
+            r"optim.eps=0.0 is not used by optim.name=adafactor, only by adamw",
+        ),
+        (
             dict(optim__schedule="lab.triangle", optim__power=2.0),
             r"optim.power=2.0 is not used by optim.schedule=lab.triangle",
         ),

@@ -28,6 +28,10 @@ SPACELESS = re.compile(
     "\u3007\u3040-\u30ff\u3100-\u312f\u31a0-\u31ff\u3400-\u4dbf"
     "\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9d\U00020000-\U0003ffff]"
 )
+HAN = "\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+# The signs of these scripts, as wide as their characters.
+WIDE = "\u3001-\u303f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65"
+_BESIDE_HAN = re.compile(f"(?<=[{HAN}{WIDE}]) | (?=[{HAN}{WIDE}])")
 SENTINEL = "<extra_id_{}>"  # T5's names
 STREAMS = "streams.json"  # among the files: vocabularies of streams (stream_vocab.py)
 # The commonest of what ends sentences (data/corpus/sentences.py has them all).
@@ -258,8 +262,20 @@ class Tokenizer:
             return None
         return backends.make_library({**data, "post_processor": None})
 
+    @cached_property
+    def _parts_han(self) -> bool:
+        """Whether ids do not tell if a space stood beside a Chinese character."""
+        if self.kind != "wordpiece":
+            return False
+        close, apart = self.encode_batch(["一一", "一 一"])
+        return close == apart
+
     def decode(self, ids: Iterable[int]) -> str:
-        """Return readable text; special tokens stand as they are written."""
+        """Return readable text; special tokens stand as they are written.
+
+        WordPiece takes Chinese characters apart, and the libraries write spaces where
+        it did; here none stand beside them, as people write: 巴黎2024年。
+        """
         special = set(self.special_ids.tolist())
         texts: list[str] = []
         for is_special, run in groupby(map(int, ids), special.__contains__):
@@ -267,7 +283,10 @@ class Tokenizer:
                 texts += [self.pieces[i] for i in run]
             else:
                 texts.append(self.engine.decode(list(run)))
-        return " ".join(t.strip() for t in texts)
+        text = " ".join(t.strip() for t in texts)
+        if _BESIDE_HAN.search(text) and self._parts_han:
+            text = _BESIDE_HAN.sub("", text)
+        return text
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Write files, named as Hugging Face does, for `load_tokenizer(directory)`."""

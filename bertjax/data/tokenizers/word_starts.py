@@ -29,20 +29,13 @@ from bertjax import UserError, registry
 from bertjax.data.token_flags import BEGINS_ENTITY, BEGINS_WORD, ENTITY, MARKED
 from bertjax.data.tokenizers.backends import Span, encode_sentences
 from bertjax.data.tokenizers.marked_words import MarkedWords, read_marked_words
-from bertjax.data.tokenizers.tokenizer import SPACELESS, Tokenizer
+from bertjax.data.tokenizers.tokenizer import HAN, SPACELESS, WIDE, Tokenizer
 from bertjax.data.tokenizers.vocab_files import read_unzipped
 
 RULE = "marks-1"  # any change of the marks takes a new name
-_HAN = re.compile(
-    "[\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
-)
-
-
+_HAN = re.compile(f"[{HAN}]")
 # Each of these is a word: of scripts without spaces a character, and their signs.
-ALONE = re.compile(
-    SPACELESS.pattern
-    + "|[\u3001-\u303f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65]"
-)
+ALONE = re.compile(f"{SPACELESS.pattern}|[{WIDE}]")
 
 
 class Jieba:

@@ -91,6 +91,30 @@ def test_written_special_tokens_are_plain_text_but_for_blanks(words):
     assert words.decode(ids) == "[MASK] hello [MASK] ."
 
 
+HAN = [*SPECIAL, *"巴黎在2,人々「」。（）", "paris", "##x"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["巴黎在[MASK]巴黎。", "在paris巴黎,", "paris paris x", "人々「巴黎」", "（2）x巴"],
+)
+def test_no_space_is_written_beside_chinese_characters(text, tmp_path):
+    """WordPiece takes them apart, and the libraries write 巴 黎 在."""
+    han = load_tokenizer(write_vocab(tmp_path, HAN))
+    assert han.decode(han.encode_with_masks(text)) == text.replace("x", "[UNK]")
+
+
+def test_spaces_beside_chinese_characters_stay_where_ids_have_them(tmp_path):
+    path = write_vocab(tmp_path, [*SPECIAL, "巴黎", "在"])
+    han = load_tokenizer(path)
+    library = json.loads(han.engine.tokenizer.to_str())
+    library["normalizer"]["handle_chinese_chars"] = False
+    (tmp_path / "tokenizer.json").write_text(json.dumps(library))
+    path.unlink()
+    spaced = load_tokenizer(tmp_path)
+    assert spaced.decode(spaced.encode("巴黎 在 巴黎")) == "巴黎 在 巴黎"
+
+
 def test_lower_case_is_taken_from_files_then_from_the_pieces(tmp_path):
     path = write_vocab(tmp_path, WORDS)
     assert load_tokenizer(path).lower_case  # ß has no smaller form
