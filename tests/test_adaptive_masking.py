@@ -65,7 +65,11 @@ def test_what_is_refused(arguments, trained, weights, tmp_path):
         ([key, *other], "weights.json is of another tokenizer than the run's"),
         (["--config.data.mask_weights=no.json"], "no.json does not exist: give a file"),
         ([f"--config.data.mask_weights={tmp_path}"], "is a directory: give a file"),
-        ([key, "--config.objective=clm"], "says nothing to objective=clm"),
+        (
+            [key, "--config.objective=clm"],
+            "says nothing to objective=clm: leave it out, or where the config file has "
+            "it give --config.data.mask_weights=$",
+        ),
     ):
         with pytest.raises(UserError, match=f"^data.mask_weights=.*{words}"):
             show.main([*arguments, *given])

@@ -4,6 +4,7 @@ import os
 import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -497,6 +498,15 @@ def test_a_config_of_an_earlier_version_keeps_its_values():
     del old["optim"]["schedule"], old["deterministic"]
     made = serialize.from_json(json.dumps(old))
     assert made.optim.lr == 0.25 and made.optim.schedule == "linear"
+
+
+def test_what_a_recipe_says_of_masks_can_be_taken_back():
+    """Where another objective masks nothing, "" is the default of each such key."""
+    nothing = [SimpleNamespace(keys=frozenset())]
+    config = parse("--config.objective=clm", "--config.data.mask_unit=word")
+    with pytest.raises(UserError, match=r"give --config\.data\.mask_unit=$"):
+        resolve.check_keys(config, nothing)
+    resolve.check_keys(parse("--config.data.mask_unit="), nothing)
 
 
 def test_flags_of_xla(monkeypatch):

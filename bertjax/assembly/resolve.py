@@ -250,10 +250,12 @@ def check_keys(config: ConfigDict, halves: Iterable[Features]) -> None:
         )
     defaults = schema.base().data
     for key in sorted(KEYS - read):
-        if (value := config.data[key]) != defaults[key]:
+        if (value := config.data[key]) not in (defaults[key], ""):
+            usual = "" if defaults[key] is None else defaults[key]
             raise UserError(
                 f"data.{key}={value} says nothing to objective={config.objective}: "
-                f"leave it out (default: {defaults[key] or 'empty'})"
+                f"leave it out, or where the config file has it give "
+                f"--config.data.{key}={usual}"
             )
 
 

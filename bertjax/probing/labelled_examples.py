@@ -133,7 +133,7 @@ def read_texts(
     files = files_of(args).items()
     parts = [tables.read_rows(value, flag, columns, say) for flag, value in files]
     if not form.labels:
-        labels = read_labels(parts[0], form.label, SCORES, form.asking.label)
+        labels = read_labels(parts[0], form.label, SCORES, form.asking)
         form = form._replace(labels=labels)
     return [make_texts(rows, form, tokenizer, True, say) for rows in parts]
 
@@ -185,7 +185,8 @@ def read_spans(
         raise UserError(f"{numbers[1].row.place}: other targets have a second span")
     if not form.labels:
         rows = [target.row for _, targets in read[0] for target in targets]
-        labels = read_labels(rows, "label", SCORES, flag_of_targets)
+        asking = form.asking._replace(label=flag_of_targets)
+        labels = read_labels(rows, "label", SCORES, asking)
         form = form._replace(label="label", labels=labels)
     for flag, parsed in zip(files, read, strict=True):
         taken = choose([len(targets) for _, targets in parsed], args, flag, say)

@@ -66,9 +66,10 @@ def run_effects(args: flags.FlagValues) -> dict[str, Any]:
         {"treated": args.treated} if args.treated else {}
     )
     flags_of = {"factual": "--model", "treated": "--treated"}
+    opened = {n: models.open_model(path, flags_of[n]) for n, path in named.items()}
     found = {
-        name: read_model(args, flags_of[name], path, parts, texts, classes)
-        for name, path in named.items()
+        name: read_model(args, model, parts, texts, classes)
+        for name, model in opened.items()
     }
     results: dict[str, Any] = {
         **{f: args[f].value for f in ("model", "treated", "swap") if args[f].value},
@@ -85,8 +86,8 @@ def run_effects(args: flags.FlagValues) -> dict[str, Any]:
 
 def read_classes(parts: Sequence[Sequence[Row]], column: str, flag: str) -> Classes:
     """Read a column of classes in the training and the other rows: UserError."""
-    names = read_labels(parts[0], column, SCORES, flag)
-    form = Form((), column, names, 0, (), Asking(flag, "--labels", "--metric"))
+    names = read_labels(parts[0], column, SCORES, Asking(flag, ""))
+    form = Form((), column, names, 0, ())
     numbers = [
         form.class_numbers(((label_of(r, column), r.place) for r in rows), flag)
         for rows in parts
@@ -111,15 +112,13 @@ def swapped_rows(
 
 def read_model(
     args: Any,
-    flag: str,
-    path: str,
+    model: models.LoadedModel,
     parts: Sequence[Sequence[Row]],
     columns: tuple[str, ...],
     classes: Mapping[str, Classes],
 ) -> dict[str, np.ndarray]:
     """Return what probes on a model's last layer say of the texts but those of the
     first part: {kind: probabilities f64 [n, C]}, one part behind the other."""
-    model = models.open_model(path, flag)
     model.config.dtype = args.dtype
     cfg, tokenizer = model.cfg, model.tokenizer
     separators = prepare_task.separators(model.config)

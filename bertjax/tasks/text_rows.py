@@ -21,6 +21,7 @@ from bertjax.data.rendering import decode
 from bertjax.tasks.metrics import METRICS
 from bertjax.tasks.tables import NUMBER, Row, Say, report, silent
 from bertjax.tasks.task_rows import (
+    Asking,
     Batch,
     Form,
     Lines,
@@ -218,27 +219,31 @@ def read_labels(
     rows: Sequence[Row],
     column: str,
     many: str = "for scores take --config.objective=regress",
-    asking: str = "task.label",
+    asking: Asking | None = None,
 ) -> tuple[str, ...]:
     """Return the labels that rows have, whole numbers by size, others by the alphabet.
 
-    many: what is said where they look like scores; asking: the key or flag that named
-    the column. Raises UserError for many numbers with decimals, for a class (nearly) a
-    row, for an empty label, and where there is only one.
+    many: what is said where they look like scores; asking: what named the column, and
+    what might name the labels, "" where nothing does. Raises UserError for many numbers
+    with decimals, for a class (nearly) a row, for an empty label, and where there is
+    only one.
     """
+    asking = asking or Asking()
     found = dict.fromkeys(label_of(row, column) for row in rows)
     if len(found) == 1:
-        raise UserError(f"{asking}={column}: every row has the label {min(found)!r}")
-    summary = f"{asking}={column}: {len(found):,} labels in {len(rows):,} rows"
+        what = f"{asking.label}={column}"
+        raise UserError(f"{what}: every row has the label {min(found)!r}")
+    summary = f"{asking.label}={column}: {len(found):,} labels in {len(rows):,} rows"
     summary += f" ({_two(found)})"
     numbers = all(map(NUMBER.fullmatch, found))
     if numbers and len(found) > FEW and any(float(label) % 1 for label in found):
         raise UserError(f"{summary} are numbers with decimals: {many}")
     if len(rows) > FEW and len(found) > len(rows) / 2:
         why = (
-            "nearly each row would be a class of its own; name the column of the "
-            f"labels, or list the classes in {asking}s if these are meant"
+            "nearly each row would be a class of its own; name the column of the labels"
         )
+        if asking.labels:
+            why += f", or list the classes in {asking.labels} if these are meant"
         raise UserError(f"{summary}: {many if numbers else why}")
     whole = all(WHOLE.fullmatch(label) for label in found)
     return tuple(sorted(found, key=int if whole else None))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bertjax import UserError
 from bertjax.tasks import task_rows
 from bertjax.tasks.tables import Row
-from bertjax.tasks.task_rows import Form, Ragged
+from bertjax.tasks.task_rows import Asking, Form, Ragged
 from bertjax.tasks.text_rows import Texts, find_labels, make_texts, read_labels
 
 SPECIALS = SimpleNamespace(cls_id=1, sep_id=2, pad_id=0)
@@ -129,6 +129,17 @@ def test_what_is_refused_of_label_columns():
         with pytest.raises(UserError) as e:
             read_labels(table(*cells), "label")
         assert said in str(e.value)
+
+
+def test_a_column_of_texts_names_what_would_list_its_classes():
+    """--controls, which bertjax.probe does not have, was named beside --control."""
+    cells = table(*(("x", f"a text {i}") for i in range(40)))
+    for asking, said in {
+        None: "task.label=label: .* or list the classes in task.labels if these",
+        Asking("--control", ""): "--control=label: .*the column of the labels$",
+    }.items():
+        with pytest.raises(UserError, match=said):
+            read_labels(cells, "label", asking=asking)
 
 
 def numbered(n, label):

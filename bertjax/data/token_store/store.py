@@ -107,7 +107,8 @@ class Store:
             if single > SINGLE:
                 lines.append(
                     f"{title}: {single:.0%} of the documents are a single sentence, "
-                    "too short for a pair; a blank line ends a document"
+                    "of which data.plan=pairs makes no pair; a blank line ends a "
+                    "document"
                 )
         for what in ("sentence", "document"):
             if empty := m[f"empty_{what}s"]:
