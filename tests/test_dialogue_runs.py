@@ -11,7 +11,7 @@ from conftest import read_rows, refused, succeeded, train_losses
 from resuming import check_resuming
 
 import bertjax
-from bertjax import UserError, generate, show
+from bertjax import UserError, evaluate, generate, show
 from bertjax.generation import dialogues
 from bertjax.serving.served_model import make_served
 
@@ -201,6 +201,8 @@ def test_how_different_answers_are(workdir, command, tmp_path):
     flat = [word for own in words for word in own]
     assert one["people_distinct1"] == pytest.approx(len({*flat}) / len(flat))
     assert one["people_words"] == pytest.approx(len(flat) / 8)
+    # Candidates are drawn, of all tokens where --top_k does not say.
+    assert evaluate.main([*given[:2], "--examples=2", "--rank=2"]) == 0
     alone = tmp_path / "alone.jsonl"
     alone.write_text('{"turns": [{"speaker": "a", "text": "how many ?"}]}\n')
     refused(command("evaluate", *given, f"--text={alone}"), f"{alone} has no", "turns")

@@ -116,6 +116,10 @@ def score_rows(
     # The mask rate is not said: an evaluation may have its own.
     keys = [key for key in ("length", *COMMON) if key != "mask_rate"]
     rows = {k: config.data[k] for k in keys if config.data[k] or k == "packed"}
+    if not any(
+        "mask_rate" in values for one in sets.values() for values in one.values()
+    ):
+        rows.pop("masking", None)  # of an objective that masks nothing
     if before:
         rows["read"] = "before"  # the token, one place to the left
     lines = [f"layout {layout}: " + "; ".join(f"{k} {v}" for k, v in rows.items())]

@@ -185,6 +185,13 @@ def test_the_layout_and_the_rows_are_said(run, pretend, corpus):
     assert short["layout"]["length"] == 64
 
 
+def test_the_layout_of_what_masks_nothing_names_no_masking(run, pretend):
+    pretend({"objective": "clm"})
+    assert json.loads(run("--json").out)["layout"].keys() == {
+        *("name", "length", "plan", "packed")
+    }
+
+
 def test_what_is_no_number_is_null(run, monkeypatch):
     """JSON has no NaN: the accuracy where nothing was to be predicted."""
     rates = {0.1: {"mlm_accuracy": math.nan, "mlm_loss": 2.0}}

@@ -96,11 +96,11 @@ def _check_fields(source: Source, fields: Fields, key: str, role: str) -> None:
             f"{key}={source.name} has none"
         )
     elif fields.is_aligned and not is_json:
-        asks = f"data.streams={fields.streams}" if fields.streams else "data.plan"
-        raise UserError(
-            f"{key}={source.name}: {asks} is read from JSON lines or code, and this is "
-            "no .jsonl, .java, .ts or .tsx file"
-        )
+        asks = f"data.streams={fields.streams} is read from JSON lines or code"
+        kinds = ".jsonl, .java, .ts or .tsx"
+        if not fields.streams:
+            asks, kinds = "conversations are read from JSON lines", ".jsonl"
+        raise UserError(f"{key}={source.name}: {asks}, and this is no {kinds} file")
     if isinstance(source, FileSource | CodeSource) and not is_json:
         for field, name in zip(fields[1:3], ("group", "entity"), strict=True):
             # Held-out text without groups is a validation set of its own.

@@ -126,5 +126,7 @@ def test_streams_that_code_has_not(folder):
         sources(folder / "A.java", streams="speaker")
     with pytest.raises(UserError, match=r"JSON lines or code, and this is no \.jsonl"):
         sources(folder / "notes.txt", streams="type")
+    with pytest.raises(UserError, match=r"from JSON lines, and this is no \.jsonl"):
+        sources(folder / "notes.txt", layout="turns")
     with pytest.raises(UserError, match="plain text, which has no fields"):
         sources(folder / "A.java", group_field="language")
