@@ -259,21 +259,16 @@ def check_encoder(opened: LoadedModel, what: str) -> None:
     refuse_answers(opened, what)
     if opened.cfg.is_decoder:
         raise UserError(f"{what} is a causal language model, which fills no blanks")
-    refuse_seq2seq(opened, what)
+    if opened.cfg.num_decoder_layers:
+        raise UserError(
+            f"{what} is an encoder-decoder, which writes texts and fills no blanks"
+        )
     names = resolve.names_of(opened.config)
     learnt = [parse(name or opened.config.objective) for name in names]
     if {part.name for parts in learnt for part in parts} <= CAUSAL:
         raise UserError(
             f"{what} learnt to predict the next token (objective="
             f"{opened.config.objective}), and fills no blanks"
-        )
-
-
-def refuse_seq2seq(opened: LoadedModel, what: str) -> None:
-    """Refuse an encoder-decoder, by its architecture: UserError."""
-    if opened.cfg.num_decoder_layers:
-        raise UserError(
-            f"{what} is an encoder-decoder, which writes texts and fills no blanks"
         )
 
 

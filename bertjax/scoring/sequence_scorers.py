@@ -233,7 +233,6 @@ def open_language_model(
     given = f"--what={args.what}: {path}", "without --what its task is scored"
     models.check_pretrained(opened, *given)
     models.refuse_answers(opened, given[0])
-    models.refuse_seq2seq(opened, given[0])  # else it is told what it cannot do either
     opened.config.dtype = args.dtype
     learnt = resolve.learnt_objectives(opened.config)
     name = pick_scorer(scorer, opened.cfg.is_decoder, learnt, what, path)

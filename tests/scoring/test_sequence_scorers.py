@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which scorer goes with which model, and that each scores a text as it says."""
 
-from types import SimpleNamespace
-
 import jax
 import numpy as np
 import pytest
 from test_pseudo_likelihoods import SIZES, TOKENIZER, naive
 
 from bertjax import UserError
-from bertjax.assembly import models, resolve
+from bertjax.assembly import resolve
 from bertjax.config.schema import base
 from bertjax.models import encoder, heads
 from bertjax.models.config import EncoderConfig
@@ -17,7 +15,6 @@ from bertjax.scoring.sequence_scorers import (
     LanguageModel,
     Options,
     find_scorers,
-    open_language_model,
     pick_scorer,
     score_texts,
 )
@@ -163,16 +160,3 @@ def test_elbo_is_exact_where_all_masks_are_drawn(lm):
     drawn, _ = score_texts(lm, TEXTS[:2], "elbo", Options(draws=30))
     assert exact.score != drawn.score
     assert exact.score == pytest.approx(drawn.score, rel=0.2)
-
-
-@pytest.mark.parametrize("what", ["lm", "elbo"])
-def test_an_encoder_decoder_is_told_what_it_is(monkeypatch, what):
-    """It was told to use pll or elbo, which it was then refused for too."""
-    config = SimpleNamespace(data=SimpleNamespace(plan="full_sentences"))
-    cfg = SimpleNamespace(num_decoder_layers=1)
-    opened = SimpleNamespace(meta={}, config=config, cfg=cfg)
-    monkeypatch.setattr(models, "open_model", lambda *_: opened)
-    with pytest.raises(UserError, match=rf"^--what={what}: runs/t5 is an encoder-dec"):
-        open_language_model(
-            SimpleNamespace(what=what), "runs/t5", "--model", what, "--what"
-        )
