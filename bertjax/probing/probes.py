@@ -93,17 +93,31 @@ def mix_weights(mix: jax.Array, sees: jax.Array) -> jax.Array:
     return jax.nn.softmax(jnp.where(sees, mix, -jnp.inf))
 
 
-def penalty(params: Any) -> jax.Array:
+def log_frequencies(labels: jax.Array, count: jax.Array, classes: int) -> jax.Array:
+    """Return ln of how often each class is among the first `count` labels, each counted
+    once more: f32 [C].
+
+    >>> shares = jnp.exp(log_frequencies(jnp.array([1, 1, 0, 2]), jnp.int32(2), 3))
+    >>> [round(float(share), 3) for share in shares]
+    [0.2, 0.6, 0.2]
+    """
+    known = (jnp.arange(len(labels)) < count).astype(jnp.float32)
+    seen = jnp.zeros(classes).at[labels].add(known)
+    return jnp.log((seen + 1) / (count + classes))
+
+
+def penalty(params: Any, middle: jax.Array) -> jax.Array:
     """Return minus the log density of kernels and biases, a constant aside.
 
     Kernel entries are normal with variance 1 / inputs, biases with 1, so that logits
-    of standardised features have a variance of about 1.
+    of standardised features have a variance of about 1. The biases of the classes vary
+    about `middle`, f32 [C], all others about 0.
     """
-    layers = [p for p in params.values() if isinstance(p, dict)]
-    return 0.5 * sum(
-        len(p["kernel"]) * jnp.sum(p["kernel"] ** 2) + jnp.sum(p["bias"] ** 2)
-        for p in layers
-    )
+    layers = {name: p for name, p in params.items() if isinstance(p, dict)}
+    biases = {name: p["bias"] for name, p in layers.items()}
+    biases["out"] -= middle
+    kernels = sum(len(p["kernel"]) * jnp.sum(p["kernel"] ** 2) for p in layers.values())
+    return 0.5 * (kernels + sum(jnp.sum(bias**2) for bias in biases.values()))
 
 
 def fit(
@@ -119,7 +133,14 @@ def fit(
     start: its first parameters. labels: i32 [n]; rows are in random order. Minimises
     the mean cross-entropy plus weight_decay * penalty / count: the most probable
     parameters a posteriori, so that a probe of few rows is not sure of itself.
+
+    Biases begin at the frequencies of the classes, and vary about them: features have
+    mean 0, so that nothing else tells these, and where one class is most rows, as O
+    among tags, `steps` updates of `lr` from 0 are too short a way.
     """
+    out = start["out"]
+    middle = log_frequencies(labels, count, len(out["bias"]))
+    start = {**start, "out": {**out, "bias": out["bias"] + middle}}
     tx = optax.adam(optax.linear_schedule(settings.lr, 0.0, settings.steps))
     size = min(settings.batch_size, len(labels))
     parts = -(-count // size)
@@ -130,7 +151,7 @@ def fit(
         costs = optax.softmax_cross_entropy_with_integer_labels(values, gold)
         known = begin + jnp.arange(size) < count
         cost = jnp.where(known, costs, 0.0).sum() / known.sum()
-        return cost + settings.weight_decay * penalty(params) / count
+        return cost + settings.weight_decay * penalty(params, middle) / count
 
     def update(carry: Any, step: jax.Array) -> tuple[Any, None]:
         params, state = carry

@@ -132,12 +132,31 @@ def test_code_length_by_hand():
 
 
 def test_bits_are_minus_log_probabilities():
-    """A probe that has learned nothing codes each row in log2(C) bits."""
+    """A probe that has learned nothing codes a row by the frequencies before it."""
     still = SETTINGS._replace(steps=1, lr=0.0)
     found = layer_scores.probe_layers("linear", DATA, CONTROL[:, :0], 0, still)
-    assert [r["bits"] for r in found] == pytest.approx([N] * DEPTHS, rel=1e-5)
-    assert [r["compression"] for r in found] == pytest.approx([1] * DEPTHS, rel=1e-5)
+    bits = 1.0  # the first row
+    for begin, end in layer_scores.portions(N)[:-1]:
+        seen = np.bincount(DATA.labels[:begin], minlength=2) + 1
+        bits -= np.log2(seen / seen.sum())[DATA.labels[begin:end]].sum()
+    assert [r["bits"] for r in found] == pytest.approx([bits] * DEPTHS, rel=1e-5)
+    compression = [N / bits] * DEPTHS
+    assert [r["compression"] for r in found] == pytest.approx(compression, rel=1e-5)
     assert not {"control", "selectivity", "memorised"} & set(found[0])
+
+
+def test_noise_is_coded_as_by_frequency():
+    """Nine of ten rows are of one class of eight, which no feature tells."""
+    draw = np.random.default_rng(0)
+    n, m = 2000, 50
+    x = draw.normal(size=(1, n + m, 4)).astype(np.float32)
+    gold = np.where(draw.random(n + m) < 0.9, 0, draw.integers(1, 8, n + m))
+    gold = gold.astype(np.int32)
+    data = layer_scores.Data(x[:, :n], gold[:n], x[:, n:], gold[n:], 8, accuracy)
+    few = probes.Settings(steps=50, batch_size=128, lr=0.01, weight_decay=1.0)
+    (row,) = layer_scores.probe_layers("linear", data, CONTROL[:, :0], 0, few)
+    assert row["bits"] < 1.1 * layer_scores.frequency_bits(gold[:n])
+    assert row["score"] == np.mean(gold[n:] == 0)
 
 
 def test_rows_beyond_a_portion_teach_nothing():
