@@ -196,6 +196,7 @@ class ProgressWriter(Writer):
         self.total, self.first, self.seconds = total, step, seconds
         self.budget, self.now = budget, now
         self.begun = self.printed_at = now()
+        self.paced: tuple[int, float] | None = None  # the first row's step, and when
         form = None  # with a budget tqdm's own time left, of the steps, would be wrong
         if budget is not None:
             form = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"
@@ -227,9 +228,16 @@ class ProgressWriter(Writer):
             self.say(text)
 
     def _left(self, row: Row, now: float) -> float:
-        """Return the seconds to the last step, or to the end of the budget before."""
-        done = row["step"] - self.first
-        left = (now - self.begun) / done * (self.total - row["step"])
+        """Return the seconds to the last step, or to the end of the budget before.
+
+        Steps take what they took since the first row, before which they were compiled;
+        at the first row, what the row says.
+        """
+        step, (first, begun) = row["step"], self.paced or (self.first, self.begun)
+        pace = (now - begun) / (step - first)
+        if self.paced is None:
+            self.paced, pace = (step, now), row.get("perf/step_seconds", pace)
+        left = pace * (self.total - step)
         if self.budget is None:
             return left
         return min(left, (1 - row["budget/share"]) * self.budget)

@@ -118,6 +118,23 @@ def test_the_time_left_is_the_budgets_or_the_steps(monkeypatch, total, left):
     )
 
 
+def test_the_time_left_is_without_compilation(monkeypatch):
+    """90 seconds to compile, then steps of half a second, and of one."""
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    now = Clock()
+    progress = w.ProgressWriter(1210, 0, seconds=0, now=now)
+    row = {"train/loss": 0.5, "perf/tokens_per_second": 2000.0}
+    now.now += 95
+    progress.write({**row, "step": 10, "perf/step_seconds": 0.5})
+    now.now += 10
+    progress.write({**row, "step": 20, "perf/step_seconds": 0.75})
+    said = sys.stderr.getvalue().splitlines()
+    assert [line.rpartition("/s  ")[2] for line in said] == [
+        "10.0 min left",  # 1,200 steps of half a second
+        "19.8 min left",  # 1,190 of one
+    ]
+
+
 # ---------------------------------------------------------------- by name
 class ListWriter:
     """A writer from outside the package."""
