@@ -30,7 +30,7 @@ def flags(corpus, tmp_path_factory):
             "--config.eval.every.steps=6",
             "--config.eval.examples=16",
             "--config.checkpoint.every.steps=4",
-            *CONFIGS[config],
+            *CONFIGS.get(config, []),
         ]
 
     return of
@@ -93,6 +93,7 @@ def test_both_sides_are_shown(config, flags, tmp_path, capsys):
         ("t5", "data.noise=rotate", r"data\.noise=rotate says nothing to objective"),
         ("t5", "model.num_decoder_layers=0", "needs a decoder"),
         ("bart", "data.noise=infil:poisson:3", "did you mean 'infill'"),
+        ("bert", "data.noise=rotate", r"data\.noise=rotate says nothing to objective"),
         ("bart", "data.mask_unit=span", r"data\.mask_unit='span' is unknown"),
     ],
 )

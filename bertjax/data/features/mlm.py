@@ -22,7 +22,7 @@ from bertjax.data.masking.masker import mask_tokens, read_masker
 class MlmFeatures(base.Features):
     """Rows as they are gathered, corrupted; P predictions a row, `mlm_*`."""
 
-    keys = base.KEYS
+    keys = base.KEYS - {"noise"}
     name = "mlm"
 
     def __init__(self, settings: Settings) -> None:
