@@ -89,6 +89,8 @@ def test_read_arg():
     assert recipes.read_arg("smoke,mini", "base") == ("mini", True)
     with pytest.raises(UserError, match="did you mean 'small'"):
         recipes.read_arg("smal", "base")
+    with pytest.raises(UserError, match="ARG='mini,large' names 2 sizes: give one"):
+        recipes.read_arg("mini,large", "base")
 
 
 def test_a_config_by_path_and_from_another_directory(tmp_path, monkeypatch):
@@ -411,7 +413,7 @@ def test_a_model_without_a_size_spells_it_out():
         ("data.max_segments=9", r"data\.max_segments=9 .* without data\.packed"),
         ("data.max_predictions=0", r"data\.max_predictions=0"),
         ("data.max_predictions=65", r"data\.max_predictions=65"),
-        ("dtype=float16", "dtype='float16'"),
+        ("dtype=float16", "known: auto, bfloat16, fast, float32"),
         ("model.size=bsae", "did you mean 'base'"),
         ("model.num_attention_heads=3", "num_attention_heads=3"),
         ("model.hidden_act=softmax", "hidden_act"),

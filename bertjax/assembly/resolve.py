@@ -20,7 +20,7 @@ from bertjax.data.masking import mask_rates
 from bertjax.data.sequences.plan import row_specs
 from bertjax.data.tokenizers import stream_vocab
 from bertjax.data.tokenizers.stream_vocab import read_streams
-from bertjax.models.config import EncoderConfig, read_id_streams
+from bertjax.models.config import DTYPES, EncoderConfig, read_id_streams
 from bertjax.models.families import FAMILIES, in_effect
 from bertjax.objectives import BEFORE, CAUSAL, parse, part_names
 
@@ -72,6 +72,7 @@ def encoder_config(
     # Without a number for lack of one, which EncoderConfig refuses.
     sized = (f"{n}:{rows or ''}".rstrip(":") for n, rows in id_streams(config).items())
     shape["id_streams"] = ",".join(sized)
+    registry.pick("dtype", config.dtype, dict.fromkeys(("auto", "fast", *DTYPES)))
     dtype = dtype_of(config.dtype, backend)
     # A loop over the layers compiles in a minute and keeps matrix products alone.
     # Layers one after the other are a fifth faster (docs/benchmarks.md), and compile

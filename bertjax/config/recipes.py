@@ -6,7 +6,7 @@ from typing import Any
 
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import registry
+from bertjax import UserError, registry
 from bertjax.config.durations import duration
 from bertjax.config.schema import base
 from bertjax.models.families import FAMILIES
@@ -29,7 +29,9 @@ def read_arg(
         registry.pick("the config's ARG", word, {**sizes, "smoke": {}})
     smoke = "smoke" in words
     given = [w for w in words if w in sizes]
-    return (given or ["tiny" if smoke else size])[-1], smoke
+    if len(given) > 1:
+        raise UserError(f"the config's ARG={arg!r} names {len(given)} sizes: give one")
+    return (given or ["tiny" if smoke else size])[0], smoke
 
 
 def split_arg(

@@ -230,6 +230,8 @@ def _law(text: str) -> tuple[float, ...]:
             longest, p = int(numbers[0]), 0.5
         elif name == "geometric" and len(numbers) == 2:
             longest, p = int(numbers[1]), float(numbers[0])
+        elif name.isalpha():
+            raise ValueError(name)
         else:
             return _shares("data.mask_lengths", text)
     except ValueError:

@@ -187,6 +187,8 @@ def test_units_and_laws_refine_any_preset():
         ("bert", {"lengths": "nan,1"}, r"each share must be from 0 to 1"),
         ("bert", {"lengths": "geometric:0.2"}, r"data.mask_lengths.* must be shares"),
         ("bert", {"lengths": "geometric:x:3"}, r"data.mask_lengths.* is no law"),
+        ("bert", {"lengths": "geometric:0.2"}, r"data.mask_lengths.* is no law"),
+        ("bert", {"lengths": "geometrc:0.2:10"}, r"data.mask_lengths.* is no law"),
         ("bert", {"lengths": "geometric:0:3"}, r"needs 0 < P < 1"),
         ("bert", {"lengths": "harmonic:0"}, r"longest length of 1 to 1000"),
         ("bert", {"corruption": "0.8,0.2"}, r"data.corruption='0.8,0.2' needs three"),
