@@ -153,17 +153,20 @@ class Form(NamedTuple):
 
 
 def check_label(keys: Mapping[str, str]) -> None:
-    """Refuse a label that a model would read as text. UserError.
+    """Refuse a label that a model would read as text, and a text twice. UserError.
 
     keys: {what asks: column}, the label's last, as `Form.keys` has them.
     """
     *texts, (key, label) = keys.items()
+    first: dict[str, str] = {}
     for name, column in texts:
         if column == label:
             raise UserError(
                 f"{name}={column} and {key}={label} are one column: the label would "
                 "be read with the text"
             )
+        if first.setdefault(column, name) != name:
+            raise UserError(f"{first[column]} and {name} are one column, {column!r}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -164,7 +164,10 @@ def get_task_type(objective: str) -> TaskType:
             f"give its Head a task_type: {', '.join(task_type_names())}, or the dotted "
             "name of a module with a TASK_TYPE"
         )
-    raise registry.unknown("objective", objective, task_type_names())
+    raise UserError(
+        f"objective={objective} learns from running text, not from the rows of a table "
+        f"(task.*), as these do: {', '.join(task_type_names())}"
+    )
 
 
 def check_outputs(task_type: str, found: Iterable[str]) -> None:

@@ -14,7 +14,7 @@ from bertjax.tasks.prepare_task import (
     prepare,
     rename,
 )
-from bertjax.tasks.task_type import load_task_type
+from bertjax.tasks.task_type import get_task_type, load_task_type
 
 TEXTS = "finetune/classify.py", "task.text=a", "task.label=b"
 
@@ -49,6 +49,7 @@ TEXTS = "finetune/classify.py", "task.text=a", "task.label=b"
         (("finetune/choose.py", *TEXTS[1:]), (), "task.choices is empty"),
         (TEXTS, ("task.text=b",), "task.text=b and task.label=b are one column"),
         (TEXTS, ("task.text_pair=b",), "task.text_pair=b and task.label=b are one"),
+        (TEXTS, ("task.text_pair=a",), "task.text and task.text_pair are one column"),
     ],
 )
 def test_keys_without_effect_are_refused(config, given, said):
@@ -213,3 +214,8 @@ def test_what_is_read_twice_is_said(vocabulary, tmp_path):
         f"data.train and data.valid both read {table}: the model is scored on rows "
         "that it learns from",
     ]
+
+
+def test_an_objective_of_running_text_has_no_rows():
+    with pytest.raises(UserError, match=r"^objective=mlm\+nsp learns from"):
+        get_task_type("mlm+nsp")
