@@ -158,15 +158,14 @@ def check_label(keys: Mapping[str, str]) -> None:
     keys: {what asks: column}, the label's last, as `Form.keys` has them.
     """
     *texts, (key, label) = keys.items()
-    first: dict[str, str] = {}
     for name, column in texts:
         if column == label:
             raise UserError(
                 f"{name}={column} and {key}={label} are one column: the label would "
                 "be read with the text"
             )
-        if first.setdefault(column, name) != name:
-            raise UserError(f"{first[column]} and {name} are one column, {column!r}")
+        if (first := next(k for k, v in texts if v == column)) != name:
+            raise UserError(f"{first} and {name} are one column, {column!r}")
 
 
 @dataclass(frozen=True, eq=False)
