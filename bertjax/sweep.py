@@ -172,8 +172,8 @@ def sweep(
     todo, own = runs, facts
     if before:
         todo = check_finished(path, before, facts, config)
+        forget_members(path, before["facts"]["runs"])  # else killed just before that
         if not todo:
-            forget_members(path, facts["runs"])
             cli.say(f"{path} is done")
             return before
         cli.say(f"{path} is done: {counted(len(todo), 'run joins', 'runs join')} it")

@@ -184,7 +184,17 @@ def test_a_finished_one_does_nothing_more(wanted, swept, tmp_path, capsys):
 def test_runs_join_a_finished_one(wanted, tmp_path, monkeypatch, first):
     """Whichever of them is best, and also after a kill in the last moment."""
     path, whole = tmp_path / "run", run(wanted, tmp_path / "whole", None, RUNS[:2])
-    run(wanted, path, None, RUNS[first])
+    with monkeypatch.context() as patch:  # killed before it removed its states
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        run(wanted, path, None, RUNS[first])
+    assert (path / "members").exists()
+    if whole["best"]["seed"] != RUNS[first][0][0]:
+        (_, kept), learn = read_best(path), "bertjax.sweeps.trainer.tasks.learn"
+        with monkeypatch.context() as patch:  # killed while the best is saved
+            patch.setattr(learn, lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                run(wanted, path, None, RUNS[:2])
+        jax.tree.map(np.testing.assert_array_equal, read_best(path)[1], kept)
     real = SweepLoop.write_best
 
     def write_best(loop, found, overrides):

@@ -247,15 +247,19 @@ class SweepLoop(Loop):
         kept = workdir_kinds.read_meta(path, best["step"])
         whole = best["step"] in manifest.steps(path)
         if not whole or kept.get("runs") != self.facts["runs"]:
-            # Else killed just after it; others are of the runs that these join.
-            shutil.rmtree(path / "checkpoints", ignore_errors=True)
+            # Else killed just after it; others are of the runs that these join, and
+            # stay until this one is whole.
+            made = path / workdir_kinds.MEMBERS / "made"
+            shutil.rmtree(made, ignore_errors=True)
             meta = self.base.meta_of(config) | best_facts
             meta |= {GREATER: found[GREATER], "tokens": best.get("tokens", 0)}
             meta["runs"] = self.facts["runs"]  # by which a sweep knows its own
             tasks.learn(meta, best)
-            saved = Checkpoints(path, 2, None)
+            saved = Checkpoints(made, 2, None)
             saved.save(best["step"], {"params": params}, meta)
             saved.close()
+            shutil.rmtree(path / "checkpoints", ignore_errors=True)
+            (made / "checkpoints").rename(path / "checkpoints")
         write_file(results, text)
 
 
@@ -280,7 +284,7 @@ def forget_members(path: Path, runs: Sequence[Any]) -> None:
     """Remove the states of these runs, [seed, rate] each; those of runs that join them
     and are under way stay."""
     first = path / workdir_kinds.MEMBERS / "0"
-    for step in manifest.steps(first)[-1:]:
+    for step in manifest.steps(first):
         known = workdir_kinds.read_meta(first, step).get("runs", [])
         if any(run not in runs for run in known):
             return
