@@ -127,6 +127,9 @@ def test_pretraining_keeps_how_vectors_of_sentences_are_made(tmp_path):
     config.init_from = str(theirs)
     sentence_transformers.write(theirs, Sentences(kind="sparse"), width=8, longest=9)
     assert init_from.kept_sentences(config) == {}
+    (theirs / "modules.json").write_text("{")
+    with pytest.raises(UserError, match=r"init_from=.*/hf: modules\.json is no list"):
+        init_from.kept_sentences(config)
     config.init_from = f"{theirs}/none"
     assert init_from.kept_sentences(config) == {}
 

@@ -117,7 +117,8 @@ def kept_sentences(config: ConfigDict) -> dict[str, Any]:
     {} of a task, which has a way of its own or none, of models whose vectors need more
     than hidden states, and where nothing is said of them.
     """
-    source = config.init_from or (config.teacher if config.init_layers else "")
+    key = "init_from" if config.init_from else "teacher"
+    source = config[key] if key == "init_from" or config.init_layers else ""
     if not source or config.task.text:
         return {}
     folder = manifest.as_path(source)
@@ -125,7 +126,8 @@ def kept_sentences(config: ConfigDict) -> dict[str, Any]:
     with contextlib.suppress(OSError):  # of a sweep that goes on without it
         if hf_directories.is_directory(folder):
             own = Path(hf_directories.tokenizer_folders(folder)[0])
-            how = dataclasses.asdict(sentence_transformers.read(own, source))
+            read = sentence_transformers.read(own, f"{key}={source}")
+            how = dataclasses.asdict(read)
         else:
             meta = manifest.read_meta(manifest.resolve(folder)[1])
             how = meta.get("sentences", {})
