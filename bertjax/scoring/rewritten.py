@@ -9,6 +9,7 @@ read what stands before the token.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -39,12 +40,35 @@ class Hiding(NamedTuple):
 class Rows(NamedTuple):
     """A row a token: what encoder and decoder read, and the token that is written next.
 
-    text: i64 [n], whose token it is."""
+    Made when they are asked for: all rows of a long text are its length squared. texts:
+    ids; text, at, end: i64 [n], whose token it is, where it stands, and where what is
+    hidden with it ends. truth: i32 [n].
+    """
 
+    texts: Sequence[Sequence[int]]
+    how: Hiding
     text: np.ndarray
-    read: list[list[int]]
-    written: list[list[int]]
+    at: np.ndarray
+    end: np.ndarray
     truth: np.ndarray
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """How many ids the encoder reads of each, i64 [n]."""
+        whole = np.array([*map(len, self.texts)], np.int64)[self.text]
+        around = len(self.how.before) + len(self.how.after)
+        return whole - (self.end - self.at) + 1 + around
+
+    def read(self, k: int) -> list[int]:
+        """Return what the encoder reads of a row."""
+        how, ids = self.how, self.texts[self.text[k]]
+        kept = *ids[: self.at[k]], how.blank, *ids[self.end[k] :]
+        return [*how.before, *kept, *how.after]
+
+    def written(self, k: int) -> list[int]:
+        """Return what the decoder has read before it writes the token."""
+        ids = self.texts[self.text[k]][: self.at[k]] if self.how.whole else ()
+        return [*self.how.start, *ids]
 
 
 def hiding(tokenizer: Any, spans: bool) -> Hiding:
@@ -79,17 +103,16 @@ def make_rows(
         written     0 99          3 2 10          3 2 10
         truth       11            11              11
     """
-    rows = Rows(np.repeat(np.arange(len(texts)), [*map(len, texts)]), [], [], [])
-    for text in texts:
-        ids = list(text)
-        words = np.arange(len(ids)) if starts is None else find_words(ids, starts)
-        ends = np.searchsorted(words, words, side="right").tolist()
-        for i, end in enumerate(ends):
-            kept = [*ids[:i], how.blank, *ids[end:]]
-            rows.read.append([*how.before, *kept, *how.after])
-            rows.written.append([*how.start, *(ids[:i] if how.whole else ())])
-            rows.truth.append(ids[i])
-    return rows._replace(truth=np.array(rows.truth, np.int32))
+    places, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for ids in texts:
+        own = np.arange(len(ids))
+        words = own if starts is None else find_words(ids, starts)
+        places.append(own)
+        ends.append(np.searchsorted(words, words, side="right"))
+    truth = np.array([*itertools.chain(*texts)], np.int32)
+    which = np.repeat(np.arange(len(texts)), [*map(len, texts)])
+    at, end = map(np.concatenate, (places, ends))
+    return Rows(texts, how, which, at, end, truth)
 
 
 @functools.lru_cache(maxsize=8)
@@ -130,7 +153,7 @@ def make_scorer(
         if not len(texts):
             return totals.tolist()
         rows = make_rows(texts, how, starts)
-        sizes = np.array([*map(len, rows.read)])
+        sizes = rows.sizes
         most = batch_size or max(1, min(ROWS, TOKENS // int(sizes.max())))
         count, planned = forward.plan_batches(sizes, most, cfg.max_length)
         work = forward.count_work(planned)
@@ -155,9 +178,8 @@ def make_batches(
     [B] truth and last, the place of the last token that the decoder has read. What it
     reads behind that is padding, which no token before it sees.
     """
-    whole = max(map(len, rows.written)) > 2
     for which, length in planned:
-        shape = count, length if whole else 2
+        shape = count, length if rows.how.whole else len(rows.how.start)
         ids = np.full((count, length), pad_id, np.int32)
         written = np.full(shape, pad_id, np.int32)
         real = np.zeros_like(ids)
@@ -165,7 +187,7 @@ def make_batches(
         real[len(which) :, 0] = 1  # rows that fill the batch up see something
         truth[: len(which)] = rows.truth[which]
         for slot, k in enumerate(which):
-            read, before = rows.read[k], rows.written[k]
+            read, before = rows.read(k), rows.written(k)
             ids[slot, : len(read)], real[slot, : len(read)] = read, 1
             written[slot, : len(before)], last[slot] = before, len(before) - 1
         yield (

@@ -53,22 +53,33 @@ def loss_of(params, read, written, truth):
 SUMS = jax.jit(lambda params, batch: OBJECTIVE.sums(params, batch, None))
 
 
+def all_of(rows, make):
+    return [make(k) for k in range(len(rows.truth))]
+
+
 def test_a_row_a_token():
     t5 = rewritten.hiding(TOKENIZER, spans=True)
     bart = rewritten.hiding(TOKENIZER, spans=False)
     rows = rewritten.make_rows([(10, 11, 12), (6,)], t5, None)
-    assert rows.read == [[20, 11, 12, 3], [10, 20, 12, 3], [10, 11, 20, 3], [20, 3]]
-    assert rows.written == [[0, 20]] * 4
+    assert all_of(rows, rows.read) == [
+        [20, 11, 12, 3],
+        [10, 20, 12, 3],
+        [10, 11, 20, 3],
+        [20, 3],
+    ]
+    assert all_of(rows, rows.written) == [[0, 20]] * 4
     assert rows.truth.tolist() == [10, 11, 12, 6]
     assert rows.text.tolist() == [0, 0, 0, 1]
     rows = rewritten.make_rows([(10, 11, 13, 12)], bart, STARTS)
-    assert rows.read == [
+    assert all_of(rows, rows.read) == [
         [2, 4, 12, 3],
         [2, 10, 4, 12, 3],
         [2, 10, 11, 4, 12, 3],
         [2, 10, 11, 13, 4, 3],
     ]
-    assert rows.written == [[3, 2, *(10, 11, 13)[:i]] for i in range(4)]
+    wanted = [[3, 2, *(10, 11, 13)[:i]] for i in range(4)]
+    assert all_of(rows, rows.written) == wanted
+    assert rows.sizes.tolist() == [4, 5, 6, 6]
 
 
 @pytest.mark.parametrize("variant", ["original", "within_word"])
@@ -77,7 +88,8 @@ def test_scores_are_what_the_objective_costs(spans, variant, params):
     found = scores(params, TEXTS, spans, variant, batch_size=4)
     starts = STARTS if variant == "within_word" else None
     rows = rewritten.make_rows(TEXTS, rewritten.hiding(TOKENIZER, spans), starts)
-    parts = zip(rows.read, rows.written, rows.truth.tolist(), strict=True)
+    sides = all_of(rows, rows.read), all_of(rows, rows.written)
+    parts = zip(*sides, rows.truth.tolist(), strict=True)
     costs = [loss_of(params, *part) for part in parts]
     wanted = -np.bincount(rows.text, costs)
     np.testing.assert_allclose(found, wanted, rtol=2e-5)
