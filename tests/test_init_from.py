@@ -127,10 +127,18 @@ def test_pretraining_keeps_how_vectors_of_sentences_are_made(tmp_path):
     config.init_from = str(theirs)
     sentence_transformers.write(theirs, Sentences(kind="sparse"), width=8, longest=9)
     assert init_from.kept_sentences(config) == {}
+    sentence_transformers.write(theirs, Sentences("Dense"), width=8, longest=9)
+    assert init_from.kept_sentences(config) == {}
     (theirs / "modules.json").write_text("{")
     with pytest.raises(UserError, match=r"init_from=.*/hf: modules\.json is no list"):
         init_from.kept_sentences(config)
     config.init_from = f"{theirs}/none"
+    assert init_from.kept_sentences(config) == {}
+    # A model of no sentences: its tokenizer's length is what the model had.
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain/config.json").write_text("{}")
+    (tmp_path / "plain/tokenizer_config.json").write_text('{"model_max_length": 12}')
+    config.init_from = str(tmp_path / "plain")
     assert init_from.kept_sentences(config) == {}
 
 

@@ -115,8 +115,11 @@ def kept_sentences(config: ConfigDict) -> dict[str, Any]:
     that pretraining begins with (interop/sentence_transformers.py).
 
     {} of a task, which has a way of its own or none, of models whose vectors need more
-    than hidden states, and where nothing is said of them.
+    than hidden states, and where nothing is said of them: the length in files of a
+    tokenizer is the model's, and pretraining may go on with longer texts.
     """
+    from bertjax.models.pooling import POOLINGS  # which needs jax
+
     key = "init_from" if config.init_from else "teacher"
     source = config[key] if key == "init_from" or config.init_layers else ""
     if not source or config.task.text:
@@ -126,14 +129,16 @@ def kept_sentences(config: ConfigDict) -> dict[str, Any]:
     with contextlib.suppress(OSError):  # of a sweep that goes on without it
         if hf_directories.is_directory(folder):
             own = Path(hf_directories.tokenizer_folders(folder)[0])
-            read = sentence_transformers.read(own, f"{key}={source}")
-            how = dataclasses.asdict(read)
+            if (own / sentence_transformers.MODULES).exists():
+                read = sentence_transformers.read(own, f"{key}={source}")
+                how = dataclasses.asdict(read)
         else:
             meta = manifest.read_meta(manifest.resolve(folder)[1])
             how = meta.get("sentences", {})
     usual = dataclasses.asdict(Sentences())
-    is_own = how.get("kind", "dense") == "dense" and {**usual, **how} != usual
-    return {"sentences": how} if is_own else {}
+    how = {**usual, **how}
+    is_known = how["kind"] == "dense" and how["pooling"] in POOLINGS
+    return {"sentences": how} if is_known and how != usual else {}
 
 
 def _goes_on_causally(config: ConfigDict, source: ConfigDict) -> bool:
