@@ -251,7 +251,7 @@ def test_scores_of_columns_without_names(command, wanted, tables, tmp_path):
     [
         ("task.text=txt", ["task.text='txt'", "rows.csv"]),
         ("data.valid={}/odd.tsv", ["odd.tsv:3", "task.labels", "fine"]),
-        ("objective=mlm", ["objective='mlm'", "classify"]),
+        ("objective=mlm", ["objective=mlm learns from running text", "classify"]),
         ("task.metrics=acuracy", ["did you mean 'accuracy'"]),
         ("task.name=rtee", ["did you mean 'rte'"]),
         ("init_from=", ["data.vocab is empty", "init_from"]),
