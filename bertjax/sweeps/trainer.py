@@ -249,17 +249,17 @@ class SweepLoop(Loop):
         if not whole or kept.get("runs") != self.facts["runs"]:
             # Else killed just after it; others are of the runs that these join, and
             # stay until this one is whole.
-            made = path / workdir_kinds.MEMBERS / "made"
-            shutil.rmtree(made, ignore_errors=True)
+            winner = path / workdir_kinds.MEMBERS / "made"
+            shutil.rmtree(winner, ignore_errors=True)
             meta = self.base.meta_of(config) | best_facts
             meta |= {GREATER: found[GREATER], "tokens": best.get("tokens", 0)}
             meta["runs"] = self.facts["runs"]  # by which a sweep knows its own
             tasks.learn(meta, best)
-            saved = Checkpoints(made, 2, None)
+            saved = Checkpoints(winner, 2, None)
             saved.save(best["step"], {"params": params}, meta)
             saved.close()
             shutil.rmtree(path / "checkpoints", ignore_errors=True)
-            (made / "checkpoints").rename(path / "checkpoints")
+            (winner / "checkpoints").rename(path / "checkpoints")
         write_file(results, text)
 
 
