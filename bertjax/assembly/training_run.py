@@ -326,8 +326,9 @@ class TrainingRun:
 
     def meta_of(self, config: ConfigDict) -> dict[str, Any]:
         """Return what a checkpoint of a run of `config` says, whatever its step."""
-        known = {k: self.meta[k] for k in ("sentences",) if k in self.meta}
-        kept = known if self.meta else init_from.kept_sentences(config)
+        kept = {k: v for k, v in self.meta.items() if k == "sentences"}
+        if not self.meta:
+            kept = init_from.kept_sentences(config)
         return {
             "config": config.to_dict(),
             "tokenizer": self.prepared.tokenizer.identity,

@@ -170,7 +170,7 @@ def find_scorers(is_decoder: bool, learnt: Sequence[str]) -> list[str]:
     found = []
     for objective in learnt:
         names = part_names(objective)
-        if "denoise" in names:
+        if "denoise" in names:  # an encoder-decoder, which learns nothing else
             return ["pll"]
         found += ["mntp"] if names & BEFORE else []
         if names - CAUSAL - BEFORE:  # what is neither fills masks where they are

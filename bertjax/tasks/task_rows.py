@@ -160,10 +160,8 @@ def check_label(keys: Mapping[str, str]) -> None:
     *texts, (key, label) = keys.items()
     for name, column in texts:
         if column == label:
-            raise UserError(
-                f"{name}={column} and {key}={label} are one column: the label would "
-                "be read with the text"
-            )
+            what = f"{name}={column} and {key}={label} are one column"
+            raise UserError(f"{what}: the label would be read with the text")
         if (first := next(k for k, v in texts if v == column)) != name:
             raise UserError(f"{first} and {name} are one column, {column!r}")
 

@@ -91,7 +91,7 @@ def parse_text(
         if not isinstance(question, str) or not isinstance(context, str):
             if part := {"paragraphs", "qas"} & row.cells.keys():
                 raise UserError(
-                    f"{row.place} has {part.pop()!r} of SQuAD's form, whose file is an "
+                    f"{row.place} has {min(part)!r} of SQuAD's form, whose file is an "
                     "object with 'data', a list of articles"
                 )
             raise UserError(f"{row.place}: question and context have to be texts")
