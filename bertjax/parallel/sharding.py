@@ -281,6 +281,20 @@ def gather_rows(arrays: Any) -> Any:
     return jax.tree.map(lambda x: constrain(x, " ".join("_" * x.ndim)), arrays)
 
 
+def spread(x: jax.Array) -> jax.Array:
+    """Part axis 0 over all devices of the mesh, inside jit, and leave the others whole.
+
+    For the same work on many small arrays, which devices then need not share. Axis 0
+    ends with as many zeros as make its parts equal.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return x
+    missing = -len(x) % mesh.size
+    x = jnp.pad(x, ((0, missing), *[(0, 0)] * (x.ndim - 1)))
+    return _pin(x, P(mesh.axis_names))
+
+
 def size_along(axis: str) -> int:
     """Return over how many devices a logical axis of activations is split here."""
     mesh = jax.sharding.get_abstract_mesh()

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from bertjax.parallel.sharding import spread
 from bertjax.training import layerwise
 from bertjax.training.layerwise import Path
 
@@ -82,11 +83,7 @@ def adamuon(ns_dtype: str = "float32", **settings: Any) -> Parts:
     """
 
     def signs(updates: Any, params: Any = None) -> Any:
-        updates = jax.tree.map(jnp.sign, updates)
-        if ns_dtype != "float32":
-            return orthogonalize(updates, ns_dtype)
-        turned = _scale_by_muon(beta=0.0, nesterov=False)  # without momentum
-        return turned.update(updates, turned.init(updates))[0]
+        return orthogonalize(jax.tree.map(jnp.sign, updates), ns_dtype)
 
     direction = optax.chain(
         optax.trace(MOMENTUM, nesterov=True),
@@ -100,12 +97,22 @@ def scale_by_muon(ns_dtype: str = "float32") -> optax.GradientTransformation:
     """Make optax's orthogonal momentum, of each kernel of each layer as a matrix.
 
     ns_dtype: of the Newton-Schulz iterations. bfloat16 is what Jordan 2024 uses; TPUs
-    round the factors of f32 products to it as well. The state has one form in all, so
-    that a run goes on where `fast` is another dtype than where it began.
+    round the factors of f32 products to it as well. The state is optax's.
     """
-    if ns_dtype == "float32":
-        return _scale_by_muon(beta=MOMENTUM)
-    momentum = _scale_by_muon(beta=MOMENTUM, ns_steps=0)  # divided by its norm
+    numbers = optax.contrib.MuonDimensionNumbers
+
+    def dimensions(tree: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(
+            lambda path, x: numbers(*layerwise.matrix_axes(path, x.ndim)), tree
+        )
+
+    # Momentum alone: without an iteration "aol" leaves it as it is.
+    momentum = optax.contrib.scale_by_muon(
+        beta=MOMENTUM,
+        ns_steps=0,
+        preconditioning="aol",
+        weight_dimension_numbers=dimensions,
+    )
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         updates, state = momentum.update(updates, state, params)
@@ -115,43 +122,36 @@ def scale_by_muon(ns_dtype: str = "float32") -> optax.GradientTransformation:
 
 
 def orthogonalize(updates: Any, ns_dtype: str) -> Any:
-    """Make each kernel of each layer orthogonal, nearly; see `newton_schulz`."""
+    """Make each kernel of each layer orthogonal, nearly; see `newton_schulz`.
+
+    Each device has whole matrices of its own. Parted, as kernels are kept, each of the
+    five iterations would gather them anew.
+    """
 
     def one(path: Path, x: Any) -> Any:
-        sides = layerwise.as_matrix(path, x.shape)
-        return newton_schulz(x.reshape(-1, *sides[-2:]), ns_dtype).reshape(x.shape)
+        matrices = x.reshape(-1, *layerwise.as_matrix(path, x.shape)[-2:])
+        turned = jax.vmap(lambda m: newton_schulz(m, ns_dtype))(spread(matrices))
+        return turned[: len(matrices)].reshape(x.shape)
 
     return jax.tree_util.tree_map_with_path(one, updates)
 
 
 def newton_schulz(x: jax.Array, dtype: str) -> jax.Array:
-    """Turn matrices [n, in, out] into nearly orthogonal ones, f32.
+    """Turn a matrix [in, out] into a nearly orthogonal one, f32.
 
     Five iterations of X -> a X + (b A + c A A) X with A = X X^T (Jordan 2024), products
-    in `dtype`. Singular values end near 1, as U S' V^T with S' in about [0.7, 1.2].
+    in `dtype`; in float32 it is optax's, bit for bit. Singular values end near 1, as
+    U S' V^T with S' in about [0.7, 1.2].
     """
     a, b, c = NEWTON_SCHULZ
-    size = jnp.sqrt(jnp.sum(jnp.square(x), axis=(1, 2), keepdims=True))
-    is_tall = x.shape[1] > x.shape[2]
-    x = jnp.swapaxes(x, 1, 2) if is_tall else x
-    x = (x / (size + EPS)).astype(dtype)
+    is_tall = x.shape[0] > x.shape[1]
+    x = x.T if is_tall else x
+    x = (x / (jnp.linalg.norm(x) + EPS)).astype(dtype)
     for _ in range(5):
-        gram = jnp.einsum("nik,njk->nij", x, x)
-        x = a * x + (b * gram + c * (gram @ gram)) @ x
+        gram = x @ x.T
+        x = a * x + (b * gram + (c * gram) @ gram) @ x
     x = x.astype(jnp.float32)
-    return jnp.swapaxes(x, 1, 2) if is_tall else x
-
-
-def _scale_by_muon(**settings: Any) -> optax.GradientTransformation:
-    """Make optax's transform, told which axes of each kernel go in and come out."""
-    numbers = optax.contrib.MuonDimensionNumbers
-
-    def dimensions(tree: Any) -> Any:
-        return jax.tree_util.tree_map_with_path(
-            lambda path, x: numbers(*layerwise.matrix_axes(path, x.ndim)), tree
-        )
-
-    return optax.contrib.scale_by_muon(weight_dimension_numbers=dimensions, **settings)
+    return x.T if is_tall else x
 
 
 class SecondMoment(NamedTuple):

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Muon's family on a mesh: the algorithms themselves are in test_optimizers.py."""
 
+import re
+
 import jax
 import numpy as np
 import optax
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from bertjax.parallel.mesh import make_mesh
-from bertjax.training.muon import MUON_RMS, newton_schulz
+from bertjax.training.muon import MUON_RMS, newton_schulz, orthogonalize
 from bertjax.training.optim import make_optimizer
 from bertjax.training.state import init_sharded, plan_state
 
@@ -84,6 +87,20 @@ def test_the_updates_of_each_layer_have_the_same_size(name):
             np.testing.assert_allclose(sizes, LR * MUON_RMS, rtol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(4, 1, 1), (1, 4, 1), (2, 1, 2)])
+def test_devices_have_whole_matrices(shape):
+    """A kernel is brought there and back, however many iterations it goes through."""
+    mesh = make_mesh(*shape, devices=jax.devices()[:4])
+    kernel = np.zeros((6, 64, 128), "f4")
+    where = NamedSharding(mesh, PartitionSpec(None, "data"))
+    tree = {"layers": {"up": {"kernel": jax.device_put(kernel, where)}}}
+    turn = jax.jit(lambda x: orthogonalize(x, "float32"))
+    with jax.set_mesh(mesh):
+        text = turn.lower(tree).compile().as_text()
+    moves = re.findall(r" (all-gather|all-reduce|all-to-all|reduce-scatter)\(", text)
+    assert 0 < len(moves) <= 2, moves
+
+
 def difference(a, b):
     """Return the root mean square of a - b, as a share of b's."""
     return np.sqrt(np.mean((a - b) ** 2) / np.mean(b**2))
@@ -93,7 +110,8 @@ def difference(a, b):
 @pytest.mark.parametrize("dtype, most", [("float32", 1e-5), ("bfloat16", 0.1)])
 def test_newton_schulz_is_optaxs_in_any_dtype(shape, dtype, most):
     x = np.random.default_rng(0).normal(size=shape).astype("f4")
-    found = np.asarray(newton_schulz(x, dtype))
+    turn = jax.vmap(lambda m: newton_schulz(m, dtype))
+    found = np.asarray(jax.jit(turn)(x))
     assert found.dtype == np.float32
     sizes = np.linalg.svd(found, compute_uv=False)
     assert 0.6 < sizes.min() and sizes.max() < 1.3
@@ -102,8 +120,9 @@ def test_newton_schulz_is_optaxs_in_any_dtype(shape, dtype, most):
         nesterov=False,
         weight_dimension_numbers=optax.contrib.MuonDimensionNumbers(1, 2),
     )
-    wanted, _ = orthogonalize.update(x, orthogonalize.init(x))
+    wanted, _ = jax.jit(orthogonalize.update)(x, orthogonalize.init(x))
     assert difference(found, np.asarray(wanted)) < most
+    assert dtype != "float32" or np.array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("name", ["muon", "normuon", "adamuon"])
