@@ -109,8 +109,13 @@ def _affine_backward(axes, saved, dy):
     x, kernel, bias = saved
     flat = kernel.reshape(x.shape[-1], -1)
     dx = jax.lax.dot_general(dy, flat, (((1,), (1,)), ((), ())))
-    dw = dot_f32(x, dy, 0, 0).reshape(kernel.shape)
-    dw = keep_gradient(dw, axes) if axes else dw
+    dw = dot_f32(x, dy, 0, 0)
+    # Of [D, H, K] the sum over devices is that of a matrix, whose rows they share: of
+    # three axes the TPU compiler sums all of it on each device, and in bfloat16.
+    flat_axes = axes.removesuffix(" head")
+    dw = keep_gradient(dw, flat_axes) if flat_axes != axes else dw
+    dw = dw.reshape(kernel.shape)
+    dw = keep_gradient(dw, axes, summed=flat_axes == axes) if axes else dw
     db = None
     if bias is not None:
         db = jnp.sum(dy, axis=0, dtype=jnp.float32).astype(bias.dtype)
