@@ -22,6 +22,7 @@ from bertjax.parallel.sharding import index_along, per_device, size_along
 Backend = Callable[..., jax.Array]
 # What "tpu" and "gpu" stand for: the first that takes the shapes at hand.
 PREFERENCES = {"tpu": ("fused", "splash", "xla"), "gpu": ("cudnn", "xla")}
+TPU_KERNELS = ("fused", "splash")
 # Of rows beyond SHORT tokens splash leaves out blocks that a mask without steps hides.
 SHORT, PREFERRED_BEYOND = 512, {"tpu": ("splash", "fused", "xla")}
 # Versions of jax whose splash attention was seen to take masks that a program computes.

@@ -77,9 +77,21 @@ def rope_angles(positions: jax.Array, width: int, theta: float) -> Rope:
     return jnp.cos(angles), jnp.sin(angles)
 
 
-def apply_rope(x: jax.Array, rope: Rope) -> jax.Array:
-    """Rotate the pairs (i, i + K/2) of x [B, L, H, K] by the angles of `rope`."""
+def apply_rope(x: jax.Array, rope: Rope, by_product: bool = False) -> jax.Array:
+    """Rotate the pairs (i, i + K/2) of x [B, L, H, K] by the angles of `rope`.
+
+    by_product: halves of a head change places by a product with a matrix of 0, 1 and
+    -1, to the same result. It is for TPUs, where slices of less than 128 numbers are
+    padded: a step of modern.py:base has 3% fewer cycles so, by the compiler.
+    """
     cos, sin = rope
+    if by_product:
+        half = x.shape[-1] // 2
+        turn = np.kron([[0, 1], [-1, 0]], np.eye(half)).astype(x.dtype)
+        how = "highest" if x.dtype == jnp.float32 else None
+        turned = jnp.dot(x, turn, precision=how, preferred_element_type=jnp.float32)
+        cos, sin = (jnp.concatenate([y, y], -1) for y in rope)
+        return (x.astype(jnp.float32) * cos + turned * sin).astype(x.dtype)
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
 

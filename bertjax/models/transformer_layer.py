@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from bertjax.models.attention import attend, choose_backend
+from bertjax.models.attention import TPU_KERNELS, attend, choose_backend
 from bertjax.models.attention_mask import (
     AttentionMask,
     make_attention_mask,
@@ -189,8 +189,9 @@ def self_attention(
         def run(q, k, v):
             mask, kept = own.mask, cache
             if own.rope is not None:
-                q = apply_rope(q, take_rope(own.rope, query_positions))
-                k = apply_rope(k, own.rope)
+                on_tpu = backend in TPU_KERNELS
+                q = apply_rope(q, take_rope(own.rope, query_positions), on_tpu)
+                k = apply_rope(k, own.rope, on_tpu)
             if kept is not None:
                 kept = write(kept, k, v, mask.query_positions)
                 if mask.query_positions is not None:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from bertjax.models import layers
+from bertjax.models.embeddings import apply_rope, rope_angles
 
 
 def test_layer_norm_by_hand():
@@ -104,3 +105,21 @@ def test_draw_gives_every_leaf_its_own_numbers():
     stacked = layers.draw(jax.random.key(0), layers.stack_specs(specs, 2), 0.02)
     assert stacked["a"]["kernel"].shape == (2, 3, 4)
     assert np.unique(stacked["a"]["kernel"]).size == 24
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_heads_turn_by_a_product_as_by_halves(dtype):
+    """To the last digit; gradients too, where they are rounded once."""
+    x = jax.random.normal(jax.random.key(0), (2, 7, 3, 8), dtype)
+    rope = rope_angles(jnp.arange(7)[None], 8, 100.0)
+    weights = jax.random.normal(jax.random.key(1), x.shape)
+
+    def total(x, by_product):
+        return jnp.sum(apply_rope(x, rope, by_product) * weights)
+
+    for make in (lambda x, how: apply_rope(x, rope, how), jax.grad(total)):
+        halves, product = (np.asarray(make(x, how), "f4") for how in (False, True))
+        atol = 1e-6 if dtype == "float32" else 0.05
+        np.testing.assert_allclose(product, halves, rtol=1e-6, atol=atol)
+    halves, product = (apply_rope(x, rope, how) for how in (False, True))
+    np.testing.assert_array_equal(np.asarray(halves), np.asarray(product))
