@@ -27,6 +27,8 @@ __all__ = [
 ]
 
 Option = str | int | float | bool
+# Modules from outside that were imported, and what named them: "data.masking='a.b'".
+OUTSIDE: dict[str, str] = {}
 
 
 def _has(*names: str) -> Callable[[Any], bool]:
@@ -175,6 +177,8 @@ def load(key: str, name: str, package: str, hidden: Iterable[str] = ()) -> Modul
     Raises UserError where one from outside cannot be imported.
     """
     full = check_module(key, name, package, hidden)
+    if "." in name:
+        OUTSIDE[name] = f"{key}={name!r}"
     try:
         return importlib.import_module(full)
     except Exception as e:

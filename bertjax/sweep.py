@@ -95,6 +95,8 @@ def run(
     check(config, overrides)
     resolve.set_flags(config)
     if config.init_from:
+        if lost := workdirs.tell_of_lost(path, config):
+            raise UserError(lost)
         init_from.check_init_from(config.init_from)
     prepared_text.check_inputs(config)
     workdirs.check_place(path)

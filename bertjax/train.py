@@ -87,7 +87,7 @@ def train(
         if lost:
             raise UserError(lost)
         init_from.check_init_from(config.init_from)
-    if config.teacher and not goes_on:
+    if config.teacher and not (goes_on and config.data.vocab):
         init_from.check_init_from(config.teacher, key="teacher")
     prepared_text.check_inputs(config)
     if path is not None:

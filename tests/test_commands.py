@@ -303,6 +303,30 @@ def test_a_full_device_is_one_line(environment):
             refused(done, "trying to allocate 20.0GiB)", "batch_size", "model.remat")
 
 
+def test_what_a_part_from_outside_raises_is_one_line(environment, tmp_path):
+    """It names the part and its line; the package's own faults keep a traceback."""
+    (tmp_path / "thirds.py").write_text("def make_masker():\n    assert {}['a']\n")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "thirds.py").rename(tmp_path / "mine/thirds.py")
+    code = (
+        "from bertjax import registry\nfrom bertjax.config import cli\n"
+        "def main(argv):\n"
+        "    registry.load('data.masking', 'mine.thirds', '')\n    {}\n"
+        "cli.command(main)"
+    )
+    calls = "registry.load('data.masking', 'mine.thirds', '').make_masker()", "1 / 0"
+    for call, is_theirs in zip(calls, (True, False), strict=True):
+        done = subprocess.run(
+            [sys.executable, "-c", code.format(call)],
+            env=environment | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert ("Traceback" in done.stderr) != is_theirs
+        if is_theirs:
+            line = f"KeyError: 'a' ({tmp_path}/mine/thirds.py, line 2)"
+            refused(done, f"error: data.masking='mine.thirds': {line}")
+
+
 def test_show_hashes_do_not_depend_on_where_or_how(command, arguments):
     def show(*more):
         return json.loads(

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from bertjax import RunError, UserError, train
+from bertjax import RunError, UserError, sweep, train
 from bertjax.assembly import command_line, init_from
 from bertjax.checkpoints.manager import Checkpoints
 from bertjax.config import schema, serialize
@@ -165,3 +165,18 @@ def test_a_run_goes_on_without_what_it_began_from_but_for_its_vocabulary(tmp_pat
     (tmp_path / "gone").mkdir()
     with pytest.raises(UserError, match=r"model\.hidden_size: 72 -> 64; take"):
         train.train(made, str(tmp_path / "run"))
+
+
+def test_a_sweep_says_that_what_it_began_from_is_gone(tmp_path):
+    """And does not take its directory for a model's name on huggingface.co."""
+    path = tmp_path / "swept"
+    (path / "members").mkdir(parents=True)
+    given = ["--config=finetune/classify.py:smoke", "--config.init_from=gone"]
+    given += ["--config.task.text=text", "--config.data.valid=rows.csv"]
+    for what in (
+        r"gone: no such directory; a sweep under way in \S* reads its [^;]*$",
+        r"gone: no such directory; the sweep in \S*, done at step 0, reads ",
+    ):
+        with pytest.raises(UserError, match=what):
+            sweep.run(given, 1, [], None, path)
+        (path / "sweep.json").write_text("{}")

@@ -244,6 +244,13 @@ def test_nothing_else_trains_in_its_workdir(wanted, swept, tmp_path, monkeypatch
         UserError, match=r"another sweep: optim\.wd: 0\.01 -> 0\.5; take"
     ):
         run(other, path)
+    more = [*RUNS, (2, 3e-3)]
+    with pytest.raises(UserError, match="seeds: 0, 1 -> 0, 1, 2; finish it first, by"):
+        run(wanted, path, runs=more)
+    with pytest.raises(UserError, match=r"optim\.wd.*seeds: 0, 1 -> 0, 1, 2; take"):
+        run(other, path, runs=more)
+    with pytest.raises(UserError, match=r"other runs; take another"):
+        run(wanted, path, runs=RUNS[:3])
     mine = swept[0] / "checkpoints"
     shutil.copytree(mine, path / "checkpoints")  # killed just after its last save
     (meta,) = (path / "checkpoints").glob("*/meta.json")
@@ -254,6 +261,8 @@ def test_nothing_else_trains_in_its_workdir(wanted, swept, tmp_path, monkeypatch
     with pytest.raises(UserError, match=r"checkpoints/8 is not of the sweep under way"):
         run(wanted, path)
     meta.write_text(whole)
+    with pytest.raises(UserError, match=r"another sweep: seeds: .*; finish it"):
+        run(wanted, path, runs=more)
     assert run(wanted, path)["best"] == swept[1]["best"]
     (path / workdir_kinds.RESULTS).unlink()
     with pytest.raises(UserError, match="holds a sweep: take another workdir"):

@@ -2,6 +2,7 @@
 """From a config and prepared text to the batches of a run."""
 
 import functools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import UserError
+from bertjax import UserError, counted
 from bertjax.assembly import prepared_text, resolve
 from bertjax.config import durations
 from bertjax.data import batches, mixture, phases
@@ -284,7 +285,9 @@ def make_plans(
             raise UserError(f"the text `{name}`: {which}") from None
         for what, number in plans[name].skipped.items():
             if number:
-                say(f"{name}: {number:,} {what} left out of the plan")
+                one = re.sub(r"^(oldest )?(\w+)s\b", r"\1\2", what)
+                left = counted(number, one, what)
+                say(f"{name}: {left} left out of the plan")
         if rule == "nsp" and len(store.documents) == 2:
             say(
                 f"{name}: a single document, so that random next sentences come from "

@@ -3,58 +3,34 @@
 before anything is trained."""
 
 import contextlib
-import os
-import traceback
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 
-import bertjax
 from bertjax import RunError, UserError, counted
+from bertjax.config import plug_in_errors
 from bertjax.objectives.base import check_terms
 from bertjax.tasks.task_type import check_outputs
 
-# Where a part from outside is not: this package, the libraries, Python's own modules.
-_FOLDERS = (
-    Path(bertjax.__file__).parent,
-    Path(os.__file__).parent,
-    Path(jax.__file__).parents[1],
-)
-INSIDE = tuple(f"{folder}{os.sep}" for folder in _FOLDERS)
-SITE = INSIDE[-1]  # where a part from outside may be installed, too
-_LIBRARIES = "flax", "jax", "jaxlib", "ml_collections", "numpy", "optax", "tensorflow"
-LIBRARIES = INSIDE[0], *(f"{SITE}{name}{os.sep}" for name in _LIBRARIES)
 LOOKED_AT = 50  # batches of a phase, one of which has to predict something
 
 
 @contextlib.contextmanager
 def say_where(what: str) -> Iterator[None]:
-    """Turn what a part from outside raises into a UserError that names its line."""
+    """Turn what a part from outside raises into a UserError that names its line.
+
+    what: what was done; another part, of a key that it does not name, is named instead.
+    """
     try:
         yield
     except (UserError, RunError):
         raise
     except Exception as e:  # whatever a part from outside may do
-        frame = line_at_fault(traceback.extract_tb(e.__traceback__))
-        reason = " ".join(str(e).split())
-        raise UserError(
-            f"{what}: {type(e).__name__}: {reason} "
-            f"({frame.filename}, line {frame.lineno})"
-        ) from e
-
-
-def line_at_fault(frames: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary:
-    """Return the last line of a part from outside; of one that is installed among the
-    libraries the last that is none of those which compute; without one the last."""
-    outside = [f for f in frames if not f.filename.startswith(INSIDE)]
-    installed = [
-        f
-        for f in frames
-        if f.filename.startswith(SITE) and not f.filename.startswith(LIBRARIES)
-    ]
-    return (outside or installed or frames)[-1]
+        part = plug_in_errors.part_at_fault(e)
+        if not part or f"{part.partition('=')[0]}=" in what:
+            part = what
+        raise UserError(f"{part}: {plug_in_errors.describe(e)}") from e
 
 
 def directions(objective: Any, params: Any, batches: Any) -> dict[str, bool]:

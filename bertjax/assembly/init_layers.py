@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax import UserError
+from bertjax import UserError, counted
 
 LAYERS = "encoder/layers/"
 TYPES = "encoder/embeddings/token_type"
@@ -65,14 +65,17 @@ class ChosenLayers:
         self.layers = even_layers(depth, count) if given is None else given
         where = f"init_layers={text}: {source}"
         if count > depth:
-            raise UserError(f"{where} has {depth} layers, this model {count}")
+            raise UserError(
+                f"{where} has {counted(depth, 'layer')}, this model {count}"
+            )
         if len(self.layers) != count:
             raise UserError(
-                f"init_layers={text} names {len(self.layers)} layers, and the model "
-                f"has {count}"
+                f"init_layers={text} names {counted(len(self.layers), 'layer')}, and "
+                f"the model has {count}"
             )
         if max(self.layers, default=0) >= depth:
-            raise UserError(f"{where} has {depth} layers, from 0 to {depth - 1}")
+            which = f"from 0 to {depth - 1}" if depth > 1 else "0"
+            raise UserError(f"{where} has {counted(depth, 'layer')}, {which}")
 
     def __str__(self) -> str:
         return f"{self.source}, layers {', '.join(map(str, self.layers))}"

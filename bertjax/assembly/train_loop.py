@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from bertjax import RunError, __version__
+from bertjax import RunError, __version__, counted
 from bertjax.assembly import prepared_text, train_step
 from bertjax.assembly.training_run import TrainingRun
 from bertjax.checkpoints import manifest, workdir
@@ -84,13 +84,13 @@ class TrainLoop(Loop):
         if ended:
             self.state.total = done
         peak = peak_flops(run.mesh)
-        counted = all(part.objective.flops for part in run.parts.values())
-        if peak and not counted:
+        known = all(part.objective.flops for part in run.parts.values())
+        if peak and not known:
             log(train_step.NO_MFU.format(config.objective))
         self.meta = run.meta_of(config) | {"version": __version__}
         tasks.learn(self.meta, run.meta.get("task", {}))
         memory = functools.partial(peak_memory, run.mesh)
-        self.meter = Meter(peak if counted else None, memory)
+        self.meter = Meter(peak if known else None, memory)
         self.pending: deque[tuple[int, int, dict[str, jax.Array]]] = deque()
         self._open()
         where = path / "profile" if self.primary else None  # all run the same program
@@ -234,10 +234,9 @@ class TrainLoop(Loop):
         back = hosts.from_primary(
             self.primary and manifest.newest_before(self.path, read - skipped)
         )
-        what = (
-            f"step {read}: the guard skipped {skipped} updates in a row, which were "
-            "not finite, or spikes"
-        )
+        one = "update, which was not finite, or a spike"
+        many = "updates in a row, which were not finite, or spikes"
+        what = f"step {read}: the guard skipped {counted(skipped, one, many)}"
         if back is None or len(state.rewinds) >= self.guard.rewinds:
             raise RunError(
                 f"{what}, after {len(state.rewinds)} rewinds (guard.rewinds="
@@ -361,7 +360,7 @@ class TrainLoop(Loop):
         if self.primary and (self.clock or best.metric):  # only now is it known
             workdir.amend_run(self.path, total_steps=state.step, **best.facts)
         skipped = state.skipped_in_row
-        left = f", the last {skipped} updates skipped" if skipped else ""
+        left = f", the last {counted(skipped, 'update')} skipped" if skipped else ""
         winner = f"; {best.best}" if best.best else ""
         tokens = f"{state.tokens:,} tokens"
         self.log(f"done: step {state.step}{left}, {tokens}, {self.path}{winner}")

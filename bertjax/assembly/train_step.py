@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh
 from jax.tree_util import tree_leaves_with_path
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import UserError
+from bertjax import UserError, counted
 from bertjax.assembly import resolve
 from bertjax.assembly.open_teacher import as_teacher
 from bertjax.config import durations, schema
@@ -236,7 +236,9 @@ def averages_tail(config: ConfigDict) -> bool:
 def check_average(tail: int, total: int) -> None:
     """Refuse to average more updates than a run has: UserError."""
     if tail > total:
-        raise UserError(f"optim.average is {tail} steps, more than total's {total}")
+        raise UserError(
+            f"optim.average is {counted(tail, 'step')}, more than total's {total}"
+        )
 
 
 def make_function(

@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import UserError
+from bertjax import UserError, counted
 from bertjax.assembly import (
     batches,
     init_from,
@@ -194,8 +194,8 @@ class TrainingRun:
         self.batches = run = self.make_batches(config, past=past, at=at, say=log)
         if at > run.total:
             raise UserError(
-                f"total is {run.total} steps, and --workdir={path} is at step {at}: "
-                "give a longer total, or take another workdir"
+                f"total is {counted(run.total, 'step')}, and --workdir={path} is at "
+                f"step {at}: give a longer total, or take another workdir"
             )
         place = run.phases[0], run.total
         steps = [durations.steps(config, f"{name}.every", *place) for name in EVENTS]
@@ -360,7 +360,7 @@ class TrainingRun:
         where = f"{mesh.size} x {mesh.devices.flat[0].device_kind}, {dict(mesh.shape)}"
         trained = count_params(self.update.shapes.params)
         those = f", {trained:,} of them trained" * (trained < parameters)
-        log(f"{parameters:,} parameters{those}; {total:,} steps; mesh {where}")
+        log(f"{parameters:,} parameters{those}; {counted(total, 'step')}; mesh {where}")
         if self.config.budget_minutes is not None:
             config = self.config
             rates = (str(phase.mask_rate) for phase in self.batches.phases)

@@ -75,18 +75,22 @@ def check_workdir(path: Any, config: ConfigDict, allow_change: bool) -> None:
 
 
 def tell_of_lost(path: Any, config: ConfigDict) -> str:
-    """Say that what the run of a workdir began from is gone, and what that means; ""
-    where it is there."""
-    source = config.init_from
-    if not source or manifest.as_path(source).exists():
+    """Say that what the run or the sweep of a workdir began from is gone, and what that
+    means; "" where it is there, or nothing began."""
+    source, kind = config.init_from, workdir_kinds.kind(path)
+    if not (source and kind) or manifest.as_path(source).exists():
         return ""
-    last = max(manifest.steps(path), default=0)
-    done = workdir.is_done(path, last, bool(config.data.valid))
+    what = {workdir_kinds.SWEEP: "the sweep", workdir_kinds.UNDER_WAY: kind}
+    last, end = max(manifest.steps(path), default=0), ""
+    where = f"{what.get(kind, 'the run')} in {path}"
+    if kind != workdir_kinds.UNDER_WAY:
+        done = workdir.is_done(path, last, bool(config.data.valid))
+        stands = "done" if done or kind == workdir_kinds.SWEEP else "saved"
+        where += f", {stands} at step {last:,},"
+        end = f"; other commands, and init_from of another run, need {path} alone"
     return (
-        f"init_from={source}: no such directory; the run in {path}, "
-        f"{'done at' if done else 'saved at'} step {last:,}, reads its model and "
-        f"vocabulary there whenever it is started; other commands, and init_from of "
-        f"another run, need {path} alone"
+        f"init_from={source}: no such directory; {where} reads its model and "
+        f"vocabulary there whenever it is started{end}"
     )
 
 

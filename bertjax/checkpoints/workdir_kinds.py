@@ -53,13 +53,16 @@ def check_run(path: Any) -> None:
 
 
 def check_sweep(path: Any, runs: Any) -> None:
-    """Refuse a workdir without sweep.json whose checkpoints are not of these `runs`,
-    (seed, rate) each: UserError. A sweep killed in its last moment leaves one."""
-    what, mine = kind(path), [list(run) for run in runs]
+    """Refuse a workdir without sweep.json whose checkpoints are not of the sweep under
+    way, of these `runs`, (seed, rate) each, where nothing is saved of it: UserError. A
+    sweep killed in its last moment leaves one."""
+    what, members = kind(path), path / MEMBERS / "0"
+    saved = [read_meta(members, step).get("runs") for step in manifest.steps(members)]
+    known = saved or [[list(run) for run in runs]]
     for step in manifest.steps(path):
         if what != UNDER_WAY:
             raise UserError(f"--workdir={path} holds {what}: take another workdir")
-        if read_meta(path, step).get("runs") != mine:
+        if read_meta(path, step).get("runs") not in known:
             raise UserError(
                 f"--workdir={path}: checkpoints/{step} is not of the sweep under way "
                 "there: take another workdir"

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from bertjax import RunError, UserError
+from bertjax.config import plug_in_errors
 
 
 def say(text: str) -> None:
@@ -29,7 +30,8 @@ def why_no_memory(error: Exception) -> str:
 
 
 def command(main: Callable[[Sequence[str]], int | None]) -> None:
-    """Run a command and leave with its status; a UserError is one line and status 2.
+    """Run a command and leave with its status; a UserError, and whatever a part from
+    outside raises, is one line and status 2.
 
     Its output is UTF-8, as its files are, whatever the terminal's encoding is.
     """
@@ -45,13 +47,16 @@ def command(main: Callable[[Sequence[str]], int | None]) -> None:
     except BrokenPipeError:  # head, less and the like have read enough
         status = 0
     except Exception as e:
-        if not (reason := why_no_memory(e)):
+        if reason := why_no_memory(e):
+            say(
+                f"error: the device's memory is full ({reason}): make batches smaller "
+                "(batch_size); training has accumulate and model.remat=full too, "
+                "docs/training.md"
+            )
+        elif part := plug_in_errors.part_at_fault(e):
+            say(f"error: {part}: {plug_in_errors.describe(e)}")
+        else:
             raise
-        say(
-            f"error: the device's memory is full ({reason}): make batches smaller "
-            "(batch_size); training has accumulate and model.remat=full too, "
-            "docs/training.md"
-        )
         status = 2
     sys.stdout.flush()
     sys.stderr.flush()

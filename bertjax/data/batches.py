@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bertjax import counted
 from bertjax.data import counter_rng
 from bertjax.data.features.base import (
     Batch,
@@ -250,9 +251,10 @@ class Course:
         """Yield a line a phase, for people."""
         for stage in self.stages:
             what = stage.features.describe()
+            rows = counted(stage.batch_size, "row")
             yield (
-                f"from step {stage.start:,}: {stage.batch_size:,} rows a step, of "
-                f"{stage.n:,}, each of {stage.length} tokens" + f", {what}" * bool(what)
+                f"from step {stage.start:,}: {rows} a step, of {stage.n:,}, "
+                f"each of {stage.length} tokens" + f", {what}" * bool(what)
             )
 
     def batch(self, step: int, rows: Callable[[int], Rows] | None = None) -> Batch:

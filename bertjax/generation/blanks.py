@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertjax import UserError
+from bertjax import UserError, counted
 from bertjax.data.progress import Progress
 from bertjax.generation.options import Options
 from bertjax.generation.texts import Output, check_finite
@@ -115,7 +115,8 @@ def fill_texts(
             progress.add(len(which))
     blanks = samples * sum(len(row.blanks) for row in rows)
     if rows:
-        say(f"{blanks:,} blanks filled in {calls:,} calls of the model (a text each)")
+        filled, made = counted(blanks, "blank"), counted(calls, "call")
+        say(f"{filled} filled in {made} of the model (a text each)")
     return outputs
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import UserError
+from bertjax import UserError, counted
 from bertjax.assembly import command_line, resolve, validate
 from bertjax.config.arguments import find_config
 from bertjax.measuring.measurements import MEASURES
@@ -127,9 +127,10 @@ def describe_size(row: dict[str, Any]) -> str:
     """Return the line of a size."""
     return (
         f"{row['config']}: {row['parameters'] / 1e6:.1f} M parameters, "
-        f"{row['layers']} layers of {row['width']}, {row['batch_size']} rows of "
+        f"{counted(row['layers'], 'layer')} of {row['width']}, "
+        f"{counted(row['batch_size'], 'row')} of "
         f"{row['length']} tokens, {1e3 * row['step_seconds']:.0f} ms a step: "
-        f"{row['steps']:,} steps, {row['tokens'] / 1e6:,.1f} M tokens, "
+        f"{counted(row['steps'], 'step')}, {row['tokens'] / 1e6:,.1f} M tokens, "
         f"{row['tokens_per_parameter']:.1f} a parameter of the layers"
     )
 
@@ -138,7 +139,8 @@ def describe(found: dict[str, Any], rest: Sequence[str]) -> Iterator[str]:
     """Yield the lines that say what fits the minutes, and the command that takes it."""
     sizes, chosen = found["sizes"], found["sizes"][found["chosen"]]
     devices = f"{found['devices']} x {found['device']}"
-    yield f"{found['minutes']:g} minutes on {devices}:"
+    minutes = f"{found['minutes']:g} minute{'s' * (found['minutes'] != 1)}"
+    yield f"{minutes} on {devices}:"
     yield from (f"  {describe_size(row)}" for row in sizes)
     if found["offered"] > 1:
         least = f"{TOKENS_A_PARAMETER:g} tokens a parameter of the layers"

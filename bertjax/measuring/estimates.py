@@ -10,6 +10,7 @@ from typing import Any
 
 from ml_collections.config_dict import ConfigDict
 
+from bertjax import counted
 from bertjax.assembly import batches as run_batches
 from bertjax.assembly import prepared_text, train_step
 from bertjax.config import durations
@@ -333,7 +334,7 @@ def search_largest(
         rows -= rows % target.objectives[shape.objective].group
         if rows in fitting or rows in refused:  # no whole group is between the two
             break
-        say(f"the memory of {rows} rows a device, to find the largest batch")
+        say(f"the memory of {counted(rows, 'row')} a device, to find the largest batch")
         batch_size = rows * target.parts * target.config.accumulate
         larger = shape._replace(batch_size=batch_size)
         note(rows, target.memory("train", larger, program))

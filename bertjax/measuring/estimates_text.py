@@ -3,6 +3,7 @@
 
 from typing import Any
 
+from bertjax import counted
 from bertjax.measuring import estimates
 from bertjax.measuring.memory_analysis import PROGRAM_BYTES
 
@@ -14,17 +15,19 @@ def describe(results: dict[str, Any]) -> list[str]:
     versions = ", ".join(f"{k} {v}" for k, v in results["versions"].items())
     axes = " ".join(f"{k}={v}" for k, v in results["mesh"].items())
     lines = [
-        f"{results['topology']}: {results['chips']} chips, {results['devices']} "
-        f"devices, {results['hosts']} hosts; mesh {axes}; {versions}"
+        f"{results['topology']}: {counted(results['chips'], 'chip')}, "
+        f"{counted(results['devices'], 'device')}, "
+        f"{counted(results['hosts'], 'host')}; mesh {axes}; {versions}"
     ]
     several = len({phase["objective"] for phase in results["phases"]}) > 1
     for phase in results["phases"]:
-        head = f"{phase['batch_size']} rows of {phase['length']} tokens"
+        head = f"{counted(phase['batch_size'], 'row')} of {phase['length']} tokens"
         head += f" for {phase['objective']}" * several
         if results["accumulate"] > 1:
             head += f" in {results['accumulate']} micro-batches"
         values = phase_values(phase)
-        lines += ["", f"{head}, {phase['rows_per_device']} rows a device at once"]
+        at_once = counted(phase["rows_per_device"], "row")
+        lines += ["", f"{head}, {at_once} a device at once"]
         lines += [f"  {name:26} {value}" for name, value in values]
     lines.append("")
     if results["data"] is None:
@@ -32,19 +35,19 @@ def describe(results: dict[str, Any]) -> list[str]:
     lines += [
         f"text: rows of {phase['length']} are {phase['fill']:.1%} full, padding is "
         f"{1 - phase['fill']:.1%}; {phase['predictions_per_row']:.1f} of "
-        f"{phase['slots_per_row']} positions a row are predicted; "
-        f"{phase['rows_an_epoch']:,} rows an epoch"
+        f"{counted(phase['slots_per_row'], 'position')} a row are predicted; "
+        f"{counted(phase['rows_an_epoch'], 'row')} an epoch"
         for phase in results["data"] or ()
     ]
     if (hours := results["estimated_run_hours"]) is not None:
         lines.append(
-            f"run: {results['total_steps']:,} steps are {hours:.3g} hours, ESTIMATED, "
-            "without collectives, evaluations and saves"
+            f"run: {counted(results['total_steps'], 'step is', 'steps are')} "
+            f"{hours:.3g} hours, ESTIMATED, without collectives, evaluations and saves"
         )
-    hosts = results["hosts"]
+    hosts, each = results["hosts"], results["batch_size"] / results["hosts"]
     return [
         *lines,
-        f"hosts: each of {hosts} makes {results['batch_size'] / hosts:g} rows a step "
+        f"hosts: each of {hosts} makes {each:g} row{'s' * (each != 1)} a step "
         "and reads all of the token store",
         f"TensorFlow: {results['tensorflow']}",
         "",
@@ -58,7 +61,7 @@ def phase_values(phase: dict[str, Any]) -> list[tuple[str, str]]:
     used = "more than there is" if need is None else f"{need:.2f} GiB"
     used += f" of {phase['hbm_gib_available']:.2f} GiB"
     largest = phase["largest_batch_per_device"]
-    rows = f"{largest} rows at once"
+    rows = f"{counted(largest, 'row')} at once"
     rows += ", or more" * (largest * phase["length"] >= estimates.MOST_TOKENS)
     values = [
         ("attention", phase["attention"]),
@@ -90,13 +93,13 @@ def phase_values(phase: dict[str, Any]) -> list[tuple[str, str]]:
 
 def verdict(results: dict[str, Any]) -> str:
     """Say in one line whether it fits, and if not what would."""
-    batch = f"{results['batch_size']} rows of {results['length']} tokens"
+    batch = f"{counted(results['batch_size'], 'row')} of {results['length']} tokens"
     batch += f" on {results['topology']}"
     if results["fits"]:
         return f"fits: {batch}"
     need, most = results["hbm_gib"], results["hbm_gib_available"]
-    counted = "program" in results["hbm_parts_gib"]
-    if results["eval_fits"] and not counted and need is not None and need <= most:
+    whole = "program" in results["hbm_parts_gib"]
+    if results["eval_fits"] and not whole and need is not None and need <= most:
         return (
             f"may not fit: {batch}, by how much the program's code takes; without "
             "--quick it is compiled to the end, and counted"

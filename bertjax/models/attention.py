@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bertjax import UserError, registry
+from bertjax import UserError, counted, registry
 from bertjax.models.attention_mask import FULL, AttentionMask, MaskKind, mask_kind
 from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import dropout
@@ -117,7 +117,8 @@ def _refuse_fused(length: int, heads: int, width: int, kind: MaskKind) -> str:
     if heads % split == 0 and fused.fits(length, heads // split, width, device):
         return ""
     return (
-        f"rows of {length} tokens and {heads} heads of {width} on {split} devices: "
+        f"rows of {length} tokens and {counted(heads, 'head')} of {width} on "
+        f"{counted(split, 'device')}: "
         f"it takes up to {fused.longest(device)} tokens, a multiple of {fused.LANES}, "
         f"and heads that fill {fused.LANES} lanes"
     )

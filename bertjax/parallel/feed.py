@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bertjax import UserError
+from bertjax import UserError, counted
 from bertjax.parallel.sharding import batch_sharding
 
 
@@ -26,13 +26,14 @@ def check_batch_size(
     rows = batch_size // accumulate
     if rows % parts:
         raise UserError(
-            f"{batch_size=} over {accumulate=} is {rows} rows, not divisible by the "
-            f"mesh's data x fsdp = {parts}"
+            f"{batch_size=} over {accumulate=} is {counted(rows, 'row')}, not "
+            f"divisible by the mesh's data x fsdp = {parts}"
         )
     if rows // parts % group:
         raise UserError(
-            f"{batch_size=} is {rows // parts} rows a device and micro-batch, not "
-            f"divisible by the {group} of a group, of which each objective has its own"
+            f"{batch_size=} is {counted(rows // parts, 'row')} a device and "
+            f"micro-batch, not divisible by the {group} of a group, of which each "
+            "objective has its own"
         )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
-from bertjax import UserError
+from bertjax import UserError, counted
 from bertjax.parallel.chips import CHIPS
 
 AXES = ("data", "fsdp", "tensor")
@@ -31,15 +31,19 @@ def make_mesh(
     devices = jax.devices() if devices is None else devices
     sizes = [data, fsdp, tensor]
     axes = f"mesh data={data} fsdp={fsdp} tensor={tensor}"
+    have = counted(len(devices), "device")
     if sizes.count(-1) > 1 or any(s < 1 and s != -1 for s in sizes):
         raise UserError(f"{axes}: axes are positive, and one of them may be -1")
     known = math.prod(s for s in sizes if s != -1)
     if -1 in sizes:
         if len(devices) % known:
-            raise UserError(f"{axes}: {known} does not divide {len(devices)} devices")
+            raise UserError(f"{axes}: {known} does not divide {have}")
         sizes[sizes.index(-1)] = len(devices) // known
     elif known != len(devices):
-        raise UserError(f"{axes}: asks for {known} devices, there are {len(devices)}")
+        there = "is" if len(devices) == 1 else "are"
+        raise UserError(
+            f"{axes}: asks for {counted(known, 'device')}, there {there} {len(devices)}"
+        )
     # Of GPUs and CPUs jax's slice_index is the machine.
     tpu = devices[0].platform == "tpu"
     slices = len({getattr(d, "slice_index", 0) for d in devices}) if tpu else 1

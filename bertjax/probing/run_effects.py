@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from bertjax import UserError
+from bertjax import UserError, counted
 from bertjax.assembly import models
 from bertjax.config import cli
 from bertjax.data.tokenizers.word_pairs import Pairs, read_pairs, swap_text
@@ -225,7 +225,9 @@ def gaps_of(
     other = [any(text_of(a, c) != text_of(b, c) for c in columns) for a, b in pairs]
     where, m = np.flatnonzero(other), len(pairs)
     if len(where) < 2:
-        raise UserError(f"--swap: the words of the pairs are in {len(where)} texts")
+        raise UserError(
+            f"--swap: the words of the pairs are in {counted(len(where), 'text')}"
+        )
     gaps: dict[str, Any] = {"texts": len(where)}
     for name, logits in found.items():
         a, b = logits["label"][where], logits["label"][m + where]
@@ -240,7 +242,8 @@ def gaps_of(
 def describe(results: Mapping[str, Any]) -> str:
     """Write what run_effects returns for people."""
     rows = results["rows"]
-    lines = [f"{rows['train']:,} texts for the probes, {rows['valid']:,} for the rest"]
+    texts = counted(rows["train"], "text")
+    lines = [f"{texts} for the probes, {rows['valid']:,} for the rest"]
     lines.append("accuracy of probes on the last layer:")
     for kind, scores in results["probes"].items():
         each = (f"{name} {_format(score)}" for name, score in scores.items())

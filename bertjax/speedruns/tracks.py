@@ -45,7 +45,7 @@ class Track(NamedTuple):
     def budget(self) -> str:
         """Say how long it may take."""
         of = "" if self.clock == "wall" else " of processor time"
-        return f"{self.minutes:g} minutes{of}"
+        return f"{self.minutes:g} minute{'s' * (self.minutes != 1)}{of}"
 
 
 # 6 layers of 192, causal first, then a masked row to three causal ones.

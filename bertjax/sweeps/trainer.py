@@ -80,8 +80,11 @@ class SweepLoop(Loop):
         folder, count = self.path / workdir_kinds.MEMBERS, len(self.runs)
         first = folder / "0"
         if saved := manifest.steps(first):
-            newest = first / "checkpoints" / str(saved[-1])
-            size = manifest.read_meta(newest)["size"]
+            meta = manifest.read_meta(first / "checkpoints" / str(saved[-1]))
+            # Before other runs could part into groups of which nothing is saved yet,
+            # whose sweep begins anew.
+            check_same(self.path, meta, self.facts, self.config, is_under_way=True)
+            size = meta["size"]
             wanted = at_once and stacked_runs.group_size(count, lambda n: n <= at_once)
             if wanted and wanted != size:
                 raise UserError(
@@ -98,7 +101,6 @@ class SweepLoop(Loop):
             self.groups.begin(self.base.read_init_from(cli.say))
             return 0
         meta = manifest.read_meta(first / "checkpoints" / str(done))
-        check_same(self.path, meta, self.facts, self.config)
         rules = meta.get("row_rules", 1)
         prepared_text.check_rows(
             self.config, self.base.prepared.parts, self.path, rules
@@ -155,7 +157,8 @@ class SweepLoop(Loop):
         most = self.config.guard.patience
         lost = {i for i, n in enumerate(self.groups.streaks) if n >= most}
         for i in sorted(lost - self.lost):
-            why = f"{most} updates in a row were not finite, or spikes"
+            one = "update was not finite, or a spike"
+            why = counted(most, one, "updates in a row were not finite, or spikes")
             cli.say(f"{self.run_name(i)}: {why}: it is lost")
         self.lost = lost
 
@@ -292,16 +295,22 @@ def forget_members(path: Path, runs: Sequence[Any]) -> None:
 
 
 def check_same(
-    path: Path, before: Any, facts: Mapping[str, Any], config: ConfigDict
+    path: Path,
+    before: Any,
+    facts: Mapping[str, Any],
+    config: ConfigDict,
+    is_under_way: bool = False,
 ) -> None:
     """Refuse a sweep of `before` that is not that of these facts, `config`'s own.
 
-    Raises UserError, which names what differs as for runs.
+    is_under_way: `before` is not finished, and runs can join it once it is. Raises
+    UserError, which names what differs as for runs.
     """
     try:
         changes = serialize.differences(
             serialize.from_json(json.dumps(before["config"])), config
         )
+        more = not changes and all(run in facts["runs"] for run in before["runs"])
         for i, name in enumerate(("seeds", "rates")):
             old, new = (
                 ", ".join(dict.fromkeys(str(run[i]) for run in runs))
@@ -311,10 +320,16 @@ def check_same(
         old, new = before["stores"], facts["stores"]
         names = sorted({*old, *new})
         changes += [f"{n}: other text" for n in names if old.get(n) != new.get(n)]
-        same = all(before.get(key) == facts[key] for key in facts.keys() - {"config"})
+        differ = {key for key in facts if before.get(key) != facts[key]} - {"config"}
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as e:
         raise UserError(f"--workdir={path}: its sweep cannot be read: {e!r}") from e
-    if changes or not same:
+    if changes or differ:
         changes = changes or ["of another tokenizer, or other runs"]
-        advice = workdirs.tell_changes(changes, "take another workdir")
+        advice = "take another workdir"
+        if is_under_way and more and differ == {"runs"}:
+            advice = (
+                "finish it first, by the command that began it, and more runs can join "
+                f"it; or {advice}"
+            )
+        advice = workdirs.tell_changes(changes, advice)
         raise UserError(f"--workdir={path} holds another sweep{advice}")

@@ -325,7 +325,7 @@ def prepare(config: ConfigDict, say: Say) -> Prepared:
     given = form.labels
     form = task_type.find_labels([*chain(*examples[0].values())], form)
     if form.labels != given:
-        say(f"{len(form.labels)} labels: {', '.join(form.labels)}")
+        say(f"{counted(len(form.labels), 'label')}: {', '.join(form.labels)}")
         why = "no row of data.train has it (list all in task.labels)"
         form = form._replace(asking=form.asking._replace(labels=why))
     if task_type.make_graph:

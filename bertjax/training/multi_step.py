@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from bertjax import UserError
+from bertjax import UserError, counted
 from bertjax.parallel.feed import put
 from bertjax.parallel.sharding import batch_sharding
 from bertjax.training.state import State
@@ -48,8 +48,9 @@ class Calls(NamedTuple):
         """Refuse more updates a call than there are between what is due: UserError."""
         if self.most > min(self.every):
             raise UserError(
-                f"steps_per_call={self.most} is more than the {min(self.every)} steps "
-                "of log.every, eval.every or checkpoint.every, where each call ends"
+                f"steps_per_call={self.most} is more than the "
+                f"{counted(min(self.every), 'step')} of log.every, eval.every or "
+                "checkpoint.every, where each call ends"
             )
 
 

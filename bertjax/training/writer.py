@@ -144,6 +144,7 @@ def find_writer(name: str) -> type:
     """Return the class of a writer by its name, or by a dotted one."""
     if "." in name:
         module, _, attribute = name.rpartition(".")
+        registry.OUTSIDE[module] = f"log.writers={name!r}"
         try:
             found = getattr(importlib.import_module(module), attribute)
         except Exception as e:  # whatever a module from outside may do

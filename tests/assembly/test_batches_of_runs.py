@@ -224,3 +224,17 @@ def test_rows_are_planned_with_what_the_host_half_leaves_for_text(
     counted = statistics.results()
     real = run.course.batch(0)["attention_mask"][:, :text]
     assert counted["tokens"] == real.sum() and counted["fill"] == real.mean() / 2
+
+
+def test_one_is_not_several(monkeypatch, corpus, vocabulary, tmp_path):
+    skipped = {"conversations of a single turn": 1, "oldest turns of contexts": 1}
+    skipped |= {"turns whose context does not fit": 2, "tokens of answers": 0}
+    plan = SimpleNamespace(skipped=skipped)
+    monkeypatch.setattr(run_batches, "make_plan", lambda *_, **__: plan)
+    config, said = configured(corpus, vocabulary, tmp_path), []
+    run_batches.make_plans(config, None, {"a": None}, 32, said.append)
+    assert said == [
+        "a: 1 conversation of a single turn left out of the plan",
+        "a: 1 oldest turn of contexts left out of the plan",
+        "a: 2 turns whose context does not fit left out of the plan",
+    ]

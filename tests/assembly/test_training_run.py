@@ -156,6 +156,15 @@ def test_a_dry_run_finds_parts_that_do_not_fit(
         train.main(given)
 
 
+def test_a_masker_s_own_fault_is_not_the_objective_s(arguments, monkeypatch):
+    module = importlib.import_module("lab.every_third")
+    monkeypatch.setattr(module.EveryThird, "choose", lambda *_: {}["a"])
+    given = [*arguments, "--config.data.masking=lab.every_third", "--dry_run"]
+    said = r"^data\.masking='lab\.every_third': KeyError: 'a' \(.*, line \d+\)$"
+    with pytest.raises(UserError, match=said):
+        train.main(given)
+
+
 def test_phases_whose_objectives_cannot_train_one_model_are_refused(arguments):
     """The head over the vocabulary of ELECTRA is as wide as its generator."""
     more = ["--config.objective=mlm", "--config.data.plan=full_sentences"]

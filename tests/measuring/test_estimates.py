@@ -115,6 +115,25 @@ def test_what_may_not_fit_with_its_code_is_compiled_to_the_end(code, fits):
     assert said.startswith(wanted) if fits else said.endswith(wanted)
 
 
+def test_one_of_each_is_not_several():
+    target = Fake(state=1.0, fixed=0.5, slope=12.0)
+    phase = estimates.estimate(target, Shape(8, 128, (None,)), lambda text: None)
+    about = {"topology": "v5e:1x1", "chips": 1, "devices": 1, "hosts": 1, "mesh": {}}
+    about |= {"versions": {}, "batch_size": 1, "length": 128, "accumulate": 1}
+    about |= {"total_steps": 1, "estimated_run_hours": 0.5, "tensorflow": ""}
+    row = {"length": 128, "fill": 1.0, "predictions_per_row": 1.0, "slots_per_row": 1}
+    about |= {"data": [row | {"rows_an_epoch": 1}]}
+    one = {**phase, "objective": "mlm", "batch_size": 1, "rows_per_device": 1}
+    one |= {"attention": "dense", "length": 128}
+    said = "\n".join(estimates_text.describe({**phase, **about, "phases": [one]}))
+    for words in (
+        "1 chip, 1 device, 1 host; ", "1 row of 128 tokens, 1 row a device at once",
+        "1 row at once", "1.0 of 1 position a row", "1 row an epoch", "makes 1 row a",
+        "run: 1 step is 0.5 hours, ", "fits: 1 row of 128",
+    ):  # fmt: skip
+        assert words in said, said
+
+
 def test_the_search_leaves_room_for_a_large_program():
     target = Fake(state=1.0, fixed=0.0, slope=0.5)
     shape = Shape(8 * 4, 128, (None,))

@@ -22,7 +22,7 @@ from bertjax import UserError, evaluate, train
 from bertjax.assembly import check_objective
 from bertjax.assembly.check_objective import directions, say_where
 from bertjax.checkpoints import manifest
-from bertjax.config import schema
+from bertjax.config import plug_in_errors, schema
 from bertjax.data.tokenizers.tokenizer import load_tokenizer
 from bertjax.measuring import estimates, measurements
 from bertjax.models.flops import flops_per_token
@@ -129,22 +129,22 @@ def test_a_head_s_usual_mistakes_are_one_line(change, said):
 def test_a_library_beside_the_package_is_outside():
     """Also where its folder's name begins with that of the package."""
     folder = Path(bertjax.__file__).parent
-    assert str(folder / "train.py").startswith(check_objective.INSIDE)
-    assert not f"{folder}_lab/heads.py".startswith(check_objective.INSIDE)
+    assert str(folder / "train.py").startswith(plug_in_errors.INSIDE)
+    assert not f"{folder}_lab/heads.py".startswith(plug_in_errors.INSIDE)
 
 
-@pytest.mark.parametrize("folder", ["/home/me/", check_objective.SITE])
+@pytest.mark.parametrize("folder", ["/home/me/", plug_in_errors.SITE])
 def test_the_line_of_an_installed_part_is_named(folder):
     """Not that of jax, which lies beside it."""
-    package, own = check_objective.INSIDE[0], f"{folder}lab/heads.py"
-    jax_s = f"{check_objective.SITE}jax/_src/random.py"
+    package, own = plug_in_errors.INSIDE[0], f"{folder}lab/heads.py"
+    jax_s = f"{plug_in_errors.SITE}jax/_src/random.py"
     files = f"{package}train.py", own, f"{package}losses.py", own, jax_s
     frames = [
         traceback.FrameSummary(file, line, "f") for line, file in enumerate(files)
     ]
-    named = check_objective.line_at_fault(frames)
+    named = plug_in_errors.line_at_fault(frames)
     assert (named.filename, named.lineno) == (own, 3)
-    assert check_objective.line_at_fault([frames[0], frames[-1]]).filename == jax_s
+    assert plug_in_errors.line_at_fault([frames[0], frames[-1]]).filename == jax_s
 
 
 @pytest.mark.parametrize("first, steps", [(900, 1000), (12, 13), (0, 1)])

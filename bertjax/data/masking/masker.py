@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from bertjax import UserError, registry
+from bertjax import UserError, counted, registry
 from bertjax.data import counter_rng
 from bertjax.data.masking import choose
 from bertjax.data.masking.choose import Chosen, Rows
@@ -269,7 +269,7 @@ def _apply(
     if width > (P := out.mlm_ids.shape[1]):
         raise UserError(
             f"data.masking: the masker chose {width} tokens of a row that has room for "
-            f"{P} predictions"
+            f"{counted(P, 'prediction')}"
         )
     used = chosen.column < length
     column = np.where(used, chosen.column, 0)
