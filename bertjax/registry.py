@@ -72,13 +72,13 @@ def unknown(key: str, name: str, known: Iterable[str]) -> UserError:
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """Say which known name is the nearest, and all of them."""
+    """Say which known name is the nearest, and all of them, if there are any."""
     known, name = sorted(known), str(name)
     near = [k for k in known if k.endswith(f"/{name}")]  # a file in a folder
     alike = 0.75 if len(name) > 3 else 0.65  # a wrong letter of three is a third
     near = near or difflib.get_close_matches(name, known, n=1, cutoff=alike)
     meant = f" did you mean {near[0]!r}?" if near else ""
-    return f";{meant} known: {', '.join(known)}"
+    return f";{meant} known: {', '.join(known) or 'none'}"
 
 
 def pick(key: str, name: str, table: Mapping[str, Any]) -> Any:

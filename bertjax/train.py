@@ -89,6 +89,8 @@ def train(
         init_from.check_init_from(config.init_from)
     if config.teacher and not (goes_on and config.data.vocab):
         init_from.check_init_from(config.teacher, key="teacher")
+    if goes_on:
+        init_from.keep_vocabulary(config, path)
     prepared_text.check_inputs(config)
     if path is not None:
         workdirs.check_workdir(path, config, allow_config_change)

@@ -9,6 +9,7 @@ often; loss 5 KL at temperature 2 over all tokens, 2 masked LM, 1 cosine; AdamW 
 tokens, 5 at a time, 50 accumulated, on each of 8 GPUs (4,000 a step in the paper).
 
   --config.teacher=DIR [--config.init_layers= to begin anew]
+  --config.objective=distil:kl=0,cosine=1 --config.data.masking=bert: nothing is masked
 
 ARG: tiny, mini, medium, base, large (half as deep as BERT's of these names), smoke.
 Ours: the weights of the losses and the clip are halved, so that the masked LM's is 1;

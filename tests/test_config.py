@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import importlib
 import json
 import os
 import runpy
@@ -274,6 +275,33 @@ def test_bad_durations(arguments, word):
         parse(*(f"--config.{a}" for a in arguments))
 
 
+@pytest.mark.parametrize(
+    "unit, value, what",
+    [
+        ("steps", "a", "a whole number"), ("steps", 1.5, "a whole number"),
+        ("tokens", None, "a whole number"), ("epochs", "", "a number"),
+        ("examples", float("inf"), "a whole number"),
+    ],
+)  # fmt: skip
+def test_what_is_no_number_of_a_unit(unit, value, what):
+    with pytest.raises(
+        UserError, match=rf"^duration\({unit}=.*\): this is not {what}$"
+    ):
+        durations.duration(**{unit: value})
+    assert durations.duration(steps="5").steps == 5
+    assert durations.duration(tokens=1e9).tokens == 10**9
+
+
+@pytest.mark.parametrize("name", ["warmup", "decay", "average"])
+def test_more_than_the_whole_run(name):
+    """It was told in steps, with the advice to give percents."""
+    made = command_line.parse(["--config=bert.py:mini"]).config
+    made.optim.schedule = "wsd"
+    made.optim[name] = durations.duration(percent=150)
+    with pytest.raises(UserError, match=rf"optim\.{name}\.percent=150 is more than "):
+        validate.check(made)
+
+
 def test_percent_of_nothing():
     made = parse("--config.total.percent=50")
     with pytest.raises(UserError, match="no meaning"):
@@ -531,6 +559,9 @@ def test_registry():
     assert registry.check_module("objective", "json.tool", "bertjax.objectives") == (
         "json.tool"
     )
+    module = importlib.import_module("bertjax.data.features.retromae")
+    with pytest.raises(UserError, match=r"'x' is unknown; known: none$"):
+        registry.make("k", module, "make_features", {"x": 1}, None)
     for name in ("nosuch.tool", "json.nosuch", "..", "json."):
         with pytest.raises(UserError, match="no module"):
             registry.check_module("objective", name, "bertjax.objectives")

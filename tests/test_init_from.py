@@ -12,6 +12,7 @@ from bertjax import RunError, UserError, sweep, train
 from bertjax.assembly import command_line, init_from
 from bertjax.checkpoints.manager import Checkpoints
 from bertjax.config import schema, serialize
+from bertjax.data.tokenizers.tokenizer import load_tokenizer
 from bertjax.interop import sentence_transformers
 from bertjax.interop.sentence_transformers import Sentences
 from bertjax.models.config import EncoderConfig
@@ -165,6 +166,29 @@ def test_a_run_goes_on_without_what_it_began_from_but_for_its_vocabulary(tmp_pat
     (tmp_path / "gone").mkdir()
     with pytest.raises(UserError, match=r"model\.hidden_size: 72 -> 64; take"):
         train.train(made, str(tmp_path / "run"))
+
+
+def test_a_run_that_goes_on_keeps_its_tokenizer(vocabulary, tmp_path):
+    """Where the teacher, or init_from, has other files that give the same ids."""
+    run, exported = tmp_path / "run", tmp_path / "hf"
+    load_tokenizer(vocabulary).save(run / "tokenizer")
+    exported.mkdir()
+    (exported / "config.json").write_text('{"model_type": "bert"}')
+    pieces = (run / "tokenizer/vocab.txt").read_text()
+    config = schema.base()
+    for key in ("teacher", "init_from"):
+        config.update(teacher="", init_from="")
+        config[key] = config.data.vocab = str(exported)
+        (exported / "vocab.txt").write_text(pieces.rstrip("\n") + "\r\n")
+        init_from.keep_vocabulary(config, run)
+        assert config.data.vocab == str(run / "tokenizer")
+        config.data.vocab = str(exported)
+        (exported / "vocab.txt").write_text(pieces + "another\n")
+        init_from.keep_vocabulary(config, run)
+        assert config.data.vocab == str(exported)
+        config[key] = str(tmp_path / "gone")
+        init_from.keep_vocabulary(config, run)
+        assert config.data.vocab == str(exported)
 
 
 def test_a_sweep_says_that_what_it_began_from_is_gone(tmp_path):

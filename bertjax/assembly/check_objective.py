@@ -7,11 +7,24 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+from ml_collections.config_dict import ConfigDict
 
-from bertjax import RunError, UserError, counted
+from bertjax import RunError, UserError, counted, registry
+from bertjax.assembly import resolve
+from bertjax.assembly.open_teacher import make_measured_objective
+from bertjax.checkpoints import best
 from bertjax.config import plug_in_errors
+from bertjax.data.corpus.sources import named_sources
+from bertjax.measuring.synthetic_data import (
+    Shape,
+    batch_specs,
+    expected_vocab_size,
+    with_row_sizes,
+)
+from bertjax.objectives import parse
 from bertjax.objectives.base import check_terms
-from bertjax.tasks.task_type import check_outputs
+from bertjax.tasks import prepare_task as tasks
+from bertjax.tasks.task_type import check_outputs, get_task_type
 
 LOOKED_AT = 50  # batches of a phase, one of which has to predict something
 
@@ -59,6 +72,43 @@ def directions(objective: Any, params: Any, batches: Any) -> dict[str, bool]:
             f"losses; weights() names {', '.join(losses)}"
         )
     return {term: objective.coefficients.get(term, 1.0) < 0 for term in losses}
+
+
+def check_best(config: ConfigDict) -> None:
+    """Refuse eval.best of a score that no evaluation will have: UserError.
+
+    Where parts from outside, a teacher or tables of rows tell what is scored, that is
+    known once there are batches; so is it of tasks whose rows are several sequences.
+    """
+    name, parts = config.eval.best, parse(config.objective)
+    outside = map(registry.is_outside, [config.data.masking, *(p.name for p in parts)])
+    if name in ("", best.AUTO) or config.teacher or any(outside):
+        return
+    metrics, usual = (), ()
+    if tasks.is_task(config):
+        task_type = get_task_type(config.objective)
+        if task_type.several_sequences:
+            return
+        metrics, usual = tasks.make_form(config).metrics, task_type.metrics
+    config = with_row_sizes(config)
+    cfg = resolve.encoder_config(config, expected_vocab_size(config))
+    objective, _ = make_measured_objective(config, cfg)
+    if objective.tables or objective.needs_teacher:
+        return
+    size = objective.whole_batch or config.batch_size // config.accumulate
+    shape = Shape(size, config.data.length, (resolve.eval_mask_rate(config),))
+    batch = {
+        key: jax.ShapeDtypeStruct((size, *spec.shape), spec.dtype)
+        for key, spec in batch_specs(config, objective, shape).items()
+    }
+    params = jax.eval_shape(objective.init, jax.random.key(0))
+    terms = jax.eval_shape(objective.sums, params, batch, None)
+    sets = named_sources(config.data.valid, "data.valid")
+    if config.data.group_field:  # then sets have the names of groups
+        name = name.rpartition("/")[2]
+    # Some of what a task knows is scored where the rows have it.
+    known = (*dict.fromkeys([*metrics, *usual, *terms]),)
+    best.full_metric_name(name, dict.fromkeys(sets, known))
 
 
 def check_predictions(batches: Any) -> None:

@@ -20,10 +20,12 @@ from bertjax.assembly.models import (
 )
 from bertjax.checkpoints import manifest
 from bertjax.config import cli
+from bertjax.data.tokenizers.tokenizer import load_tokenizer
 from bertjax.interop import hf_directories, hf_read, sentence_transformers
 from bertjax.interop.sentence_transformers import Sentences
 from bertjax.models.config import RUNTIME
 from bertjax.models.families import in_effect
+from bertjax.storage.atomic import is_remote
 from bertjax.tasks.tables import Say, silent
 from bertjax.tasks.task_type import shipped_task_type
 
@@ -108,6 +110,19 @@ def follow_teacher(config: ConfigDict) -> None:
     if config.teacher and not config.data.vocab:
         with contextlib.suppress(OSError):
             config.data.vocab = vocabulary_of(config.teacher)
+
+
+def keep_vocabulary(config: ConfigDict, path: Any) -> None:
+    """Let the run in a workdir keep its own tokenizer where that of init_from or of the
+    teacher has other files that give the same ids, as those of an export."""
+    source, own = config.init_from or config.teacher, path / "tokenizer"
+    if not (source and config.data.vocab) or is_remote(path) or not own.is_dir():
+        return
+    with contextlib.suppress(OSError):  # of a run that goes on without its source
+        if config.data.vocab == vocabulary_of(source):
+            theirs, ours = map(load_tokenizer, (config.data.vocab, own))
+            if theirs.identity != ours.identity and same_ids(theirs, ours):
+                config.data.vocab = str(own)
 
 
 def kept_sentences(config: ConfigDict) -> dict[str, Any]:

@@ -29,7 +29,13 @@ from bertjax.training.meter import Meter
 from bertjax.training.signals import StopSignal
 from bertjax.training.state import keep_given
 from bertjax.training.trace import Trace
-from bertjax.training.writer import ProgressWriter, Writer, make_writers, write
+from bertjax.training.writer import (
+    ProgressWriter,
+    ServiceWriter,
+    Writer,
+    make_writers,
+    write,
+)
 
 LAG = 1  # calls in flight while the host reads the metrics of the one before
 
@@ -107,8 +113,8 @@ class TrainLoop(Loop):
             fresh = state.take_params(fresh, taken, abstract, update.freeze)
         return run.with_given(fresh)
 
-    def _open(self) -> None:
-        """Open writers and batches of what follows `state.step`."""
+    def _open(self, again: bool = False) -> None:
+        """Open writers and batches of what follows `state.step`; again: in mid-run."""
         at, total, config = self.state.step, self.state.total, self.run.config
         mesh, course, most = self.run.mesh, self.planned.course, config.steps_per_call
         self.writers: list[Writer] = []
@@ -117,8 +123,11 @@ class TrainLoop(Loop):
             if self.clock:
                 budget = least_seconds(self.clock.seconds, config.budget_clock)
             progress = ProgressWriter(total, at, budget=budget)
-            self.writers = [*make_writers(config.log.writers, self.path, at), progress]
             self.log = progress.say  # which does not break the bar
+            told = self.log if again else None
+            rows, *others = make_writers(config.log.writers, self.path, at, told)
+            services = [ServiceWriter(one, self.log) for one in others]
+            self.writers = [rows, *services, progress]
         rows = functools.cache(functools.partial(feed.local_rows, mesh))
         self.source = stream(
             lambda i: course.batch(i, rows), at, total, config.data.engine
@@ -263,7 +272,7 @@ class TrainLoop(Loop):
             workdir.amend_run(self.path, **state.facts())
         if self.clock:
             self.clock.cut(back)
-        self._open()
+        self._open(again=True)
         self.log(f"{what}: back to step {back}, past the batches until then")
 
     def evaluate(self) -> bool:
@@ -344,8 +353,12 @@ class TrainLoop(Loop):
         self.stop.training = True
         # Without jit (JAX_DISABLE_JIT=1, to debug) every constant is a transfer.
         transfers = "allow" if jax.config.jax_disable_jit else "disallow"
-        with jax.transfer_guard(transfers), self.trace:
-            run_loop(self)
+        try:
+            with jax.transfer_guard(transfers), self.trace:
+                run_loop(self)
+        except BaseException:
+            self.source.close()  # else its threads wait as long as a notebook is open
+            raise
         self.checkpoints.close()
         self._close()
         if self.clock:

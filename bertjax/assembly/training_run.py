@@ -20,7 +20,12 @@ from bertjax.assembly import (
     workdirs,
 )
 from bertjax.assembly.check_index import check_index
-from bertjax.assembly.check_objective import check_predictions, directions, say_where
+from bertjax.assembly.check_objective import (
+    check_best,
+    check_predictions,
+    directions,
+    say_where,
+)
 from bertjax.assembly.models import LoadedModel
 from bertjax.assembly.open_teacher import (
     KEY,
@@ -98,6 +103,7 @@ def check_before_text(
     train_step.check_freeze(config, objectives)
     train_step.make_tx(config, steps("optim.warmup"), total, steps("optim.decay"))
     train_step.check_average(steps("optim.average"), total)
+    check_best(config)
 
 
 def prepare(config: ConfigDict, log: Log) -> tuple[Any, dict[str, str]]:

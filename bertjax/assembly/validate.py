@@ -155,6 +155,13 @@ def _check_run(config: ConfigDict) -> None:
         )
     if not length:
         raise UserError(f"total.{unit}={length}: a run needs at least one step")
+    for name in ("optim.warmup", "optim.decay", "optim.average"):
+        unit, length = durations.unit_of(config, name)
+        if unit == "percent" and length > 100:
+            raise UserError(
+                f"{name}.percent={length:g} is more than the whole run: give 100 or "
+                "less, for instance 10"
+            )
     for name in ("log.every", "eval.every", "checkpoint.every"):
         unit, length = durations.unit_of(config, name)
         if not length:

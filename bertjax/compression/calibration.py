@@ -31,13 +31,18 @@ def read_calibration(
     config.data.update({key: opened.config.data[key] for key in SAME})
     config.data.update(valid=text, plan="full_sentences", length=length)
     prepared_text.settle_cache(config, cli.say)
-    stores = prepared_text.prepare_valid(config, opened.tokenizer, cli.say)
+
+    def say(line: str) -> None:  # a set without a name has that of data.valid
+        unnamed = line.startswith("valid: ")
+        cli.say(f"--text: {line.removeprefix('valid: ')}" if unnamed else line)
+
+    stores = prepared_text.prepare_valid(config, opened.tokenizer, say)
     (name, store), *more = stores.items()
     if more:
         raise UserError(f"--text={text}: calibration reads one set, without a name")
     none: frozenset[str] = frozenset()
     held_out: Any = batches.make_eval_batches(
-        config, none, opened.tokenizer, name, store, None, cli.say
+        config, none, opened.tokenizer, name, store, None, say
     )
     found = len(held_out.eval_ids(rows))
     if found < rows:

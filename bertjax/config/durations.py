@@ -13,12 +13,25 @@ UNITS = dict(steps=int, epochs=float, examples=int, tokens=int, percent=float)
 
 
 def duration(**given: float) -> ConfigDict:
-    """Make a duration: one of steps, epochs, examples, tokens, percent (of the run)."""
-    for unit in given:
-        registry.pick("duration", unit, UNITS)
-    return ConfigDict(
-        {u: t(given[u]) if u in given else placeholder(t) for u, t in UNITS.items()}
-    )
+    """Make a duration: one of steps, epochs, examples, tokens, percent (of the run).
+
+    Raises UserError for another unit, and for what is no number of it.
+    """
+    numbers = {unit: _number(unit, value) for unit, value in given.items()}
+    return ConfigDict({u: numbers.get(u, placeholder(t)) for u, t in UNITS.items()})
+
+
+def _number(unit: str, value: Any) -> float:
+    kind = registry.pick("duration", unit, UNITS)
+    try:
+        if (number := kind(value)) == (
+            float(value) if isinstance(value, str) else value
+        ):
+            return number
+    except (TypeError, ValueError, OverflowError):
+        pass
+    what = "a whole number" if kind is int else "a number"
+    raise UserError(f"duration({unit}={value!r}): this is not {what}")
 
 
 def durations(config: ConfigDict, prefix: str = "") -> dict[str, ConfigDict]:

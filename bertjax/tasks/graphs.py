@@ -174,6 +174,14 @@ class Graph:
             return name
         return _only("relation", "relations", name, self.relations_by_name, place)
 
+    def ids_of(self, triple: Triple) -> tuple[str, str, str]:
+        """Return the ids of a triple's parts, as `entity_id` does."""
+        return (
+            self.entity_id(triple.head, triple.place),
+            self.relation_id(triple.relation, triple.place),
+            self.entity_id(triple.tail, triple.place),
+        )
+
     def entity(self, name: str, place: str) -> int:
         """Return the number of an entity by its id, or by a name that it alone has.
 

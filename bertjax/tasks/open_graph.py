@@ -56,12 +56,12 @@ def make_graph(
     occurs in no triple, and which others are learnt from. Raises UserError where its
     files cannot be read.
     """
-    learnt = {t[:3] for t in train}
-    both = [t.place for t in others if t[:3] in learnt]
-    tables.report(say, both, "triple", " of data.valid that data.train has too")
     files = config.data.entities
     texts = read_descriptions(files, "data.entities", say) if files else {}
     graph = Graph.of(train, others, texts, is_open)
+    learnt = {graph.ids_of(t) for t in train}
+    both = [t.place for t in others if graph.ids_of(t) in learnt]
+    tables.report(say, both, "triple", " of data.valid that data.train has too")
     if texts:
         ids = {*graph.entities, *graph.relations}
         plain = [name for name in graph.entities if name not in texts]

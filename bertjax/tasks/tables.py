@@ -252,7 +252,7 @@ def parse_rows(
         header = [cell.strip() for cell in rows.pop(0)[1]]
         if twice := {c for c in columns.values() if header.count(c) > 1}:
             raise UserError(f"{name}:{number}: two columns are {min(twice)!r}")
-    _check_columns(header, name, columns)
+    _check_columns(header, name, columns, _as_numbers(header, columns))
     for number, cells in rows:
         if len(cells) != len(header):
             raise UserError(
@@ -301,19 +301,31 @@ def _is_word(cell: str) -> bool:
 def _report_header(
     place: str, first: Sequence[str], columns: Columns, say: Say
 ) -> None:
-    by_key: dict[str, list[str]] = {}
-    for key, column in columns.items():
-        key = key.partition("[")[0].partition(":")[0]
-        by_key.setdefault(key, []).append(first[int(column) - 1].strip())
-    named = " ".join(
-        f"{'' if key[0] == '-' else '--config.'}{key}={shlex.quote(','.join(cells))}"
-        for key, cells in by_key.items()
-    )
+    named = _as_flags({k: first[int(column) - 1] for k, column in columns.items()})
     shown = visible(" | ".join(cell.strip()[:30] for cell in first))
     say(
         f"{place}: columns are given by number, so the first line is read as a row, "
         f"but it looks like their names: {shown}; if so, name them: {named}"
     )
+
+
+def _as_flags(columns: Columns) -> str:
+    """Write what asks for columns as a command line has it."""
+    by_key: dict[str, list[str]] = {}
+    for key, column in columns.items():
+        by_key.setdefault(re.split(r"[\[:]", key)[0], []).append(column.strip())
+    return " ".join(
+        f"{'' if key[0] == '-' else '--config.'}{key}={shlex.quote(','.join(names))}"
+        for key, names in by_key.items()
+    )
+
+
+def _as_numbers(header: Sequence[str], columns: Columns) -> str:
+    """Say how columns are asked for where the first line looks like a row; else ""."""
+    if len(header) < len(columns) or all(map(_is_word, header)):
+        return ""
+    numbers = _as_flags({key: str(i) for i, key in enumerate(columns, 1)})
+    return f"; where no line names columns, give their numbers, for instance {numbers}"
 
 
 def _is_blank(cells: Sequence[str]) -> bool:
@@ -331,7 +343,7 @@ def _json_rows(text: str, name: str, columns: Columns, say: Say) -> Iterator[Row
     for place, found in _json_values(text, name, say):
         if not isinstance(found, dict):
             raise UserError(f"{place}: is no JSON object")
-        _check_columns(list(found), place, columns)
+        _check_columns(list(found), place, columns, "")
         yield Row(found, place)
 
 
@@ -373,7 +385,7 @@ def decoded(value: Any, feature: Any = None) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _check_columns(header: list[str], name: str, columns: Columns) -> None:
+def _check_columns(header: list[str], name: str, columns: Columns, advice: str) -> None:
     for key, column in columns.items():
         if column not in header:
             if header and all(map(str.isdigit, (*header, column))):
@@ -383,7 +395,5 @@ def _check_columns(header: list[str], name: str, columns: Columns) -> None:
             why = str(registry.unknown(key, column, header))
             for mark in ";,\t|" if len(header) == 1 else "":
                 if column in map(str.strip, header[0].split(mark)):
-                    why = (
-                        f"{why}; {mark!r} parts no columns: .csv has commas, .tsv tabs"
-                    )
-            raise UserError(f"{name}: {why}")
+                    why += f"; {mark!r} parts no columns: .csv has commas, .tsv tabs"
+            raise UserError(f"{name}: {why}{advice}")

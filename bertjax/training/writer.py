@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
-from bertjax import RunError, UserError, registry
+from bertjax import RunError, UserError, counted, registry
 from bertjax.checkpoints.workdir import finite, rows_up_to
 from bertjax.storage.atomic import copy_files, is_remote, write_file
 
@@ -160,10 +160,54 @@ def find_writer(name: str) -> type:
     return registry.pick("log.writers", name, WRITERS)
 
 
-def make_writers(names: str, workdir: Any, step: int) -> list[Writer]:
-    """Open the writers of "jsonl,tensorboard"; metrics.jsonl is written in any case.
+class ServiceWriter(Writer):
+    """A writer whose faults do not end a run: a service may be out of reach, and
+    metrics.jsonl has every row. say: is told of the first fault, and at the end how
+    many rows are lost."""
 
-    Raises UserError where one cannot be opened, such as wandb where nobody logged in.
+    def __init__(self, writer: Writer, say: Callable[[str], None]) -> None:
+        self.writer, self.say, self.lost = writer, say, 0
+        self.faulty = False
+
+    def write(self, row: Row) -> None:
+        self.lost += not self._call(self.writer.write, row)
+
+    def flush(self) -> None:
+        self._call(self.writer.flush)
+
+    def close(self) -> None:
+        self._call(self.writer.close)
+        if self.lost:
+            rows = counted(self.lost, "row is", "rows are")
+            self.say(f"{type(self.writer).__name__}: {rows} not written")
+
+    def _call(self, function: Callable[..., None], *args: Any) -> bool:
+        try:
+            function(*args)
+        except (UserError, RunError):
+            raise
+        except Exception as e:  # whatever a service or a class from outside may do
+            if not self.faulty:
+                reason = f"{type(e).__name__}: " + " ".join(str(e).split())
+                name = type(self.writer).__name__
+                self.say(f"{name}: {reason}; the run goes on, metrics.jsonl has all")
+            self.faulty = True
+            return False
+        return True
+
+
+def make_writers(
+    names: str,
+    workdir: Any,
+    step: int,
+    say: Callable[[str], None] | None = None,
+) -> list[Writer]:
+    """Open the writers of "jsonl,tensorboard"; metrics.jsonl, the first, is written in
+    any case.
+
+    say: is told of one that cannot be opened again in the middle of a run, which goes
+    on without it. Raises UserError, where there is none, for one that cannot be opened,
+    such as wandb where nobody logged in.
     """
     writers: list[Writer] = []
     for name in dict.fromkeys(["jsonl", *registry.split_list(names)]):
@@ -176,7 +220,10 @@ def make_writers(names: str, workdir: Any, step: int) -> list[Writer]:
             raise UserError(f"--workdir={workdir} cannot be written: {e}") from e
         except Exception as e:  # whatever a service or a class from outside may do
             reason = f"{type(e).__name__}: " + " ".join(str(e).split())
-            raise UserError(f"log.writers: {name!r} cannot begin: {reason}") from e
+            why = f"log.writers: {name!r} cannot begin: {reason}"
+            if say is None:
+                raise UserError(why) from e
+            say(f"{why}; the run goes on without it")
     return writers
 
 

@@ -2,6 +2,7 @@
 """The loop of a single run: what is read of its metrics, without a run."""
 
 import contextlib
+import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,7 @@ from bertjax.assembly import train_loop
 from bertjax.assembly.batches import Run
 from bertjax.assembly.train_loop import TrainLoop
 from bertjax.data.batches import Course
+from bertjax.data.loader import stream
 from bertjax.data.phases import Phase
 from bertjax.training.loop import LoopState
 
@@ -63,6 +65,21 @@ def drained(monkeypatch):
         return loop
 
     return drain
+
+
+def test_an_interrupted_run_leaves_no_threads(monkeypatch):
+    """A notebook goes on, and keeps the loop by its last traceback."""
+
+    def interrupted(loop):
+        next(loop.source)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train_loop, "run_loop", interrupted)
+    trace, source = contextlib.nullcontext(), stream(lambda step: {}, 0, 9)
+    loop = fake(stop=SimpleNamespace(), trace=trace, source=source)
+    with pytest.raises(KeyboardInterrupt):
+        TrainLoop.train(loop)
+    assert not [t for t in threading.enumerate() if t.name.startswith("batches")]
 
 
 def test_drain_counts_and_writes_due_rows(drained):

@@ -12,7 +12,7 @@ from ml_collections import config_flags
 
 from bertjax import UserError, train
 from bertjax import config as c
-from bertjax.assembly import command_line
+from bertjax.assembly import check_objective, command_line
 from bertjax.assembly.open_teacher import check_fit, check_use, read_teacher
 from bertjax.assembly.training_run import check_before_text
 from bertjax.parallel.mesh import make_mesh
@@ -59,6 +59,31 @@ def test_attention_that_does_not_take_regions_is_refused_before_the_text_is_read
     config.task.max_regions = 20
     with pytest.raises(UserError, match=r"=splash: 148 tokens .*; 20 regions"):
         check_before_text(config, mesh)
+
+
+@pytest.mark.parametrize(
+    "file, best, said",
+    [
+        ("bert.py", "mlm_los", "did you mean 'eval/valid/mlm_loss'"),
+        ("bert.py", "eval/other/mlm_loss", "eval/other/mlm_loss' is unknown"),
+        ("bert.py", "nsp_accuracy", ""),
+        ("finetune/classify.py", "acuracy", "did you mean 'eval/valid/accuracy'"),
+        ("finetune/classify.py", "classify_loss", ""),
+        ("finetune/seq2seq.py", "bleu", ""),
+        ("distilbert.py", "kl_loss", ""),  # whose teacher is not there
+    ],
+)
+def test_a_score_that_no_evaluation_has_is_seen_without_text(file, best, said):
+    config = c.load_config(f"{file}:smoke")
+    config.task.text, config.task.label = ("a", "b") if "tune" in file else ("", "")
+    config.data.valid, config.eval.best = "x", best
+    if not said:
+        check_objective.check_best(config)
+        return
+    with pytest.raises(UserError, match=rf"^eval\.best='.*{said}.*known: eval/valid/"):
+        check_objective.check_best(config)
+    config.data.masking = "lab.every_third"  # of parts from outside nobody knows
+    check_objective.check_best(config)
 
 
 def test_choices_that_the_text_alone_has_are_no_fault():
@@ -158,7 +183,7 @@ def test_a_dry_run_finds_parts_that_do_not_fit(
 
 def test_a_masker_s_own_fault_is_not_the_objective_s(arguments, monkeypatch):
     module = importlib.import_module("lab.every_third")
-    monkeypatch.setattr(module.EveryThird, "choose", lambda *_: {}["a"])
+    monkeypatch.setattr(module, "choose_where", lambda *_: {}["a"])
     given = [*arguments, "--config.data.masking=lab.every_third", "--dry_run"]
     said = r"^data\.masking='lab\.every_third': KeyError: 'a' \(.*, line \d+\)$"
     with pytest.raises(UserError, match=said):

@@ -20,6 +20,7 @@ ROWS = [
     ("The statement is executed.", "A class has methods.", "1"),
     ("The name of a list.", "A module has a name.", "1"),
 ]
+HEADLESS = [*ROWS]  # no line names their columns
 METRICS = {"pearson": metrics.pearson, "spearman": metrics.spearman}
 
 
@@ -108,6 +109,7 @@ def test_where_there_is_no_interval():
         (["--columns=a"], ROWS, "--columns=a has 1 name: give two, TEXT,TEXT_PAIR"),
         (["--columns=a,sentence2"], ROWS, r"--columns: TEXT='a' is unknown"),
         (["--label=scor"], ROWS, "--label='scor' is unknown.*'score'"),
+        ([], HEADLESS, "give their numbers, for instance --columns=1,2 --label=3$"),
         (["--variant=within_word"], ROWS, "--variant has no use with --what=sts"),
         ([], [("a", "b", "high")], r"sts.tsv:2: the score 'high' has to be"),
         (
@@ -119,6 +121,8 @@ def test_where_there_is_no_interval():
 )
 def test_what_is_refused(trained, tmp_path, more, rows, words):
     given = [f"--model={trained}", "--what=sts", *more]
-    given += [f"--text={write(tmp_path / 'sts.tsv', rows)}"] if rows else []
+    if rows:
+        head = () if rows is HEADLESS else ("sentence1", "sentence2", "score")
+        given += [f"--text={write(tmp_path / 'sts.tsv', rows, head)}"]
     with pytest.raises(UserError, match=words):
         evaluate.main(given)

@@ -56,6 +56,19 @@ def test_held_out_triples_that_are_learnt_too_are_said():
     assert said == ["1 triple of data.valid that data.train has too: dev.tsv:2"]
 
 
+@pytest.mark.parametrize("is_open", [True, False])
+def test_triples_with_names_are_those_of_the_ids(tmp_path, is_open):
+    names = tmp_path / "names.tsv"
+    names.write_text("Q1\tParis\nQ2\tFrance\nP1\tlies in\n")
+    config = base()
+    config.data.entities = str(names)
+    train = parse_triples("Q1\tP1\tQ2\n", "train.tsv")
+    others = parse_triples("Paris\tlies in\tFrance\nParis\tP1\tQ1\n", "dev.tsv")
+    said = []
+    make_graph(config, train, others, said.append, is_open)
+    assert said[0] == "1 triple of data.valid that data.train has too: dev.tsv:1"
+
+
 def test_held_out_triples_may_have_names():
     """They are those of the entities, and add none of their own."""
     train = parse_triples("Q1\tP1\tQ2\n", "train.tsv")

@@ -185,6 +185,40 @@ def test_a_service_that_refuses_is_told_in_a_line(tmp_path, monkeypatch):
         w.make_writers("wandb", tmp_path, 0)
 
 
+def test_a_service_out_of_reach_does_not_end_a_run(tmp_path, monkeypatch):
+    """What is lost is said once and counted; metrics.jsonl has all."""
+
+    class Faulty(ListWriter):
+        rows: ClassVar[list] = []
+
+        def write(self, row):
+            if row["step"] in (2, 3):
+                raise ConnectionError("502\nBad Gateway")
+            super().write(row)
+
+    said = []
+    jsonl = w.JsonlWriter(tmp_path, 0)
+    service = w.ServiceWriter(Faulty(tmp_path, 0), said.append)
+    for step in range(1, 5):
+        w.write([service, jsonl], {"step": step}, tmp_path)
+    service.flush()
+    service.close()
+    jsonl.close()
+    assert said == [
+        "Faulty: ConnectionError: 502 Bad Gateway; the run goes on, metrics.jsonl has "
+        "all",
+        "Faulty: 2 rows are not written",
+    ]
+    assert [row["step"] for row in Faulty.rows] == [1, 4]
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4
+    # Nor one that cannot be opened again after a run went back.
+    refuse = SimpleNamespace(init=lambda **_: 1 / 0, __spec__=1)
+    monkeypatch.setitem(sys.modules, "wandb", refuse)
+    (only,) = w.make_writers("wandb", tmp_path, 0, said.append)
+    assert isinstance(only, w.JsonlWriter)
+    assert said[-1].endswith("division by zero; the run goes on without it")
+
+
 @pytest.mark.parametrize(
     "name, word",
     [

@@ -51,7 +51,7 @@ def make_document(
     language = written.lower() if written.lower() in GRAMMARS else language_of(written)
     if not language:
         counter["other_languages"] += 1
-        return document
+        return document._replace(is_counted=True)
     kept = {"group": document.group, "entities": document.entities}
     return parse(text, language, fields, counter, parses)._replace(**kept)
 

@@ -27,12 +27,14 @@ class Document(NamedTuple):
     values: None; or where there are streams, of each paragraph its value of each stream
     by name: a value of the sentence (None for none), or ranges of its characters,
     ((start, end, value), ...). Then paragraphs are sentences, and stay whole.
+    is_counted: why it has no paragraphs is counted already.
     """
 
     paragraphs: list[str]
     group: str = ""
     entities: tuple[str, ...] = ()
     values: Sequence[dict[str, Any]] | None = None
+    is_counted: bool = False
 
 
 class Fields(NamedTuple):
@@ -103,7 +105,7 @@ class Source:
         counter = counts[self.name]
         for document in self.read(counts, max_line_bytes):
             if not document.paragraphs:
-                counter["empty_documents"] += 1
+                counter["empty_documents"] += not document.is_counted
                 continue
             counter["documents"] += 1
             counter["paragraphs"] += len(document.paragraphs)
@@ -172,8 +174,8 @@ def make_document(
     text.
 
     >>> record = {"text": "One.\\n\\nTwo.", "lang": "en", "names": ["One"]}
-    >>> make_document(record, Fields("text", "lang", "names"), str, Counter())
-    Document(paragraphs=['One.', 'Two.'], group='en', entities=('One',), values=None)
+    >>> make_document(record, Fields("text", "lang", "names"), str, Counter())[:3]
+    (['One.', 'Two.'], 'en', ('One',))
     >>> make_document({"text": [[3, 1], [4]]}, Fields(), str, Counter()).paragraphs
     ['3 1', '4']
     """

@@ -94,7 +94,13 @@ def parse_text(
                     f"{row.place} has {min(part)!r} of SQuAD's form, whose file is an "
                     "object with 'data', a list of articles"
                 )
-            raise UserError(f"{row.place}: question and context have to be texts")
+            why = "question and context have to be texts"
+            if isinstance(question, str) and context is None:
+                why = (
+                    "the question has no context, of which its answer is a part; out "
+                    "of an index (--index=DIR) models of objective=read answer"
+                )
+            raise UserError(f"{row.place}: {why}")
         read.contexts.append(context)
         own = next(free) if own is None else str(own)
         read.questions.append(Question(own, question, i, (), None))

@@ -103,6 +103,7 @@ def test_json_lines_of_code(tmp_path):
     assert [d.paragraphs for d in documents] == [LINES, ["let c: Foo = 1"]]
     assert documents[1].values[0] == {"type": ((4, 5, "Foo"), (7, 10, "<class>"))}
     assert counts[str(path)]["other_languages"] == 2
+    assert counts[str(path)]["empty_documents"] == 1
 
 
 @pytest.mark.parametrize(

@@ -225,6 +225,11 @@ def test_counts_for_people():
     counts = made.tell({**arrays, "keys": rows.keys}, made.make(rows))
     assert (counts["selected"], counts["spans"], counts["target_tokens"]) == (6, 2, 9)
     assert counts["masked"] == 6 and counts["special_selected"] == 0
+    # An unknown word is one of the text, in a span or outside.
+    ids = arrays["input_ids"]
+    unknown = {**arrays, "input_ids": np.where(ids > 9, UNK, ids)}
+    told = made.tell({**unknown, "keys": rows.keys}, made.make(rows))
+    assert told["selected"] == 6 and told["special_selected"] == 0
 
 
 @pytest.mark.parametrize(
