@@ -124,8 +124,8 @@ class TrainLoop(Loop):
                 budget = least_seconds(self.clock.seconds, config.budget_clock)
             progress = ProgressWriter(total, at, budget=budget)
             self.log = progress.say  # which does not break the bar
-            told = self.log if again else None
-            rows, *others = make_writers(config.log.writers, self.path, at, told)
+            say = self.log if again else None
+            rows, *others = make_writers(config.log.writers, self.path, at, say)
             services = [ServiceWriter(one, self.log) for one in others]
             self.writers = [rows, *services, progress]
         rows = functools.cache(functools.partial(feed.local_rows, mesh))

@@ -115,8 +115,10 @@ def fill_texts(
             progress.add(len(which))
     blanks = samples * sum(len(row.blanks) for row in rows)
     if rows:
-        filled, made = counted(blanks, "blank"), counted(calls, "call")
-        say(f"{filled} filled in {made} of the model (a text each)")
+        of_model = counted(calls, "call")
+        say(
+            f"{counted(blanks, 'blank')} filled in {of_model} of the model (a text each)"
+        )
     return outputs
 
 

@@ -40,9 +40,9 @@ def make_mesh(
             raise UserError(f"{axes}: {known} does not divide {have}")
         sizes[sizes.index(-1)] = len(devices) // known
     elif known != len(devices):
-        there = "is" if len(devices) == 1 else "are"
+        verb = "is" if len(devices) == 1 else "are"
         raise UserError(
-            f"{axes}: asks for {counted(known, 'device')}, there {there} {len(devices)}"
+            f"{axes}: asks for {counted(known, 'device')}, there {verb} {len(devices)}"
         )
     # Of GPUs and CPUs jax's slice_index is the machine.
     tpu = devices[0].platform == "tpu"

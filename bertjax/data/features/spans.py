@@ -170,12 +170,12 @@ class SpansFeatures(EncoderDecoderFeatures):
         chosen = np.zeros(is_text.shape, bool)
         chosen[is_text] = is_hidden
         ids = np.where(chosen, self.tokenizer.mask_id, before["input_ids"])
-        told = base.count_masks(self.tokenizer, before, ids, chosen)
+        counts = base.count_masks(self.tokenizer, before, ids, chosen)
         # An unknown word is a text's own, and in spans as others are.
         unknown = before["input_ids"][chosen] == self.tokenizer.unk_id
-        told["special_selected"] -= int(unknown.sum())
+        counts["special_selected"] -= int(unknown.sum())
         return {
-            **told,
+            **counts,
             "spans": int(spans.sum()),
             "target_tokens": int(after["decoder_attention_mask"].sum()),
         }
