@@ -125,9 +125,9 @@ class TrainLoop(Loop):
             progress = ProgressWriter(total, at, budget=budget)
             self.log = progress.say  # which does not break the bar
             say = self.log if again else None
-            rows, *others = make_writers(config.log.writers, self.path, at, say)
+            jsonl, *others = make_writers(config.log.writers, self.path, at, say)
             services = [ServiceWriter(one, self.log) for one in others]
-            self.writers = [rows, *services, progress]
+            self.writers = [jsonl, *services, progress]
         rows = functools.cache(functools.partial(feed.local_rows, mesh))
         self.source = stream(
             lambda i: course.batch(i, rows), at, total, config.data.engine

@@ -115,10 +115,8 @@ def fill_texts(
             progress.add(len(which))
     blanks = samples * sum(len(row.blanks) for row in rows)
     if rows:
-        of_model = counted(calls, "call")
-        say(
-            f"{counted(blanks, 'blank')} filled in {of_model} of the model (a text each)"
-        )
+        filled, took = counted(blanks, "blank"), counted(calls, "call")
+        say(f"{filled} filled in {took} of the model (a text each)")
     return outputs
 
 
