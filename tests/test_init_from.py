@@ -2,6 +2,7 @@
 """What a task takes of a run of another task: the encoder, and the head of its own."""
 
 import dataclasses
+import json
 from types import SimpleNamespace
 
 import jax
@@ -12,6 +13,7 @@ from bertjax import RunError, UserError, sweep, train
 from bertjax.assembly import command_line, init_from
 from bertjax.checkpoints.manager import Checkpoints
 from bertjax.config import schema, serialize
+from bertjax.data.tokenizers.export_tokenizer import make_json
 from bertjax.data.tokenizers.tokenizer import load_tokenizer
 from bertjax.interop import sentence_transformers
 from bertjax.interop.sentence_transformers import Sentences
@@ -173,16 +175,19 @@ def test_a_run_that_goes_on_keeps_its_tokenizer(vocabulary, tmp_path):
     run, exported = tmp_path / "run", tmp_path / "hf"
     load_tokenizer(vocabulary).save(run / "tokenizer")
     exported.mkdir()
+    whole = json.dumps(make_json(load_tokenizer(vocabulary), token_types=True))
     (exported / "config.json").write_text('{"model_type": "bert"}')
     pieces = (run / "tokenizer/vocab.txt").read_text()
     config = schema.base()
     for key in ("teacher", "init_from"):
         config.update(teacher="", init_from="")
         config[key] = config.data.vocab = str(exported)
-        (exported / "vocab.txt").write_text(pieces.rstrip("\n") + "\r\n")
+        (exported / "vocab.txt").unlink(missing_ok=True)
+        (exported / "tokenizer.json").write_text(whole)
         init_from.keep_vocabulary(config, run)
         assert config.data.vocab == str(run / "tokenizer")
         config.data.vocab = str(exported)
+        (exported / "tokenizer.json").unlink()
         (exported / "vocab.txt").write_text(pieces + "another\n")
         init_from.keep_vocabulary(config, run)
         assert config.data.vocab == str(exported)
