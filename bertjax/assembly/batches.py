@@ -58,13 +58,16 @@ def make_run(
     tables: Any,
     past: Sequence[phases.Phase] = (),
     at: int = 0,
+    total: int | None = None,
     say: Say = silent,
 ) -> Run:
     """Make the batch function of a run from its config and the stores of data.train.
 
     needs: of the objective, or {objective of a phase: its needs}. past: the phases that
-    led to step `at` where a run goes on with another config. Raises UserError when the
-    text cannot give what is needed.
+    led to step `at` where a run goes on with another config. total: its steps, where
+    they are known already; counted anew, with phases that have begun where they were
+    planned, they may be others. Raises UserError when the text cannot give what is
+    needed.
     """
     if isinstance(needs, frozenset):
         needs = {"": needs}
@@ -106,7 +109,8 @@ def make_run(
 
     if not at:  # a run that goes on may have been begun with keys that say nothing
         resolve.check_keys(config, map(make_half, wanted))
-    total = phases.count_steps(*durations.unit_of(config, "total"), place)
+    if total is None:
+        total = phases.count_steps(*durations.unit_of(config, "total"), place)
     placed = place(total)
     for repeat in phases.find_repeats(placed):
         if repeat.phase not in past:  # else it was said when the run began

@@ -262,7 +262,8 @@ class TrainLoop(Loop):
         meta = manifest.read_meta(self.path / "checkpoints" / str(back))
         tasks.learn(self.meta, meta.get("task", {}))
         past = phases.skip_batches(phases.from_plain(state.phases), back, read)
-        self.planned = self.run.make_batches(self.run.config, past=past, at=back)
+        how = dict(past=past, at=back, total=self.planned.total)
+        self.planned = self.run.make_batches(self.run.config, **how)
         state.phases = phases.to_plain(self.planned.phases)
         state.tokens = meta["tokens"]
         state.step, state.read, state.skipped_in_row = back, back, 0

@@ -134,6 +134,16 @@ def check_row_rules(config: ConfigDict, parts: Any, path: Any) -> None:
     prepared_text.check_rows(config, parts, path, rules)
 
 
+def known_total(config: ConfigDict, meta: Mapping[str, Any]) -> int | None:
+    """Return how many steps a checkpoint says that its run has; None where it does
+    not, or is of another config. meta: what it says of itself."""
+    total = meta.get("total_steps")
+    if total is None:
+        return None
+    before = serialize.from_json(json.dumps(meta["config"]))
+    return None if serialize.differences(before, config) else total
+
+
 class Part(NamedTuple):
     """What belongs to one objective of a run: itself, its update, the batches of each
     validation set, and the jitted evaluation of one of them."""
@@ -148,9 +158,9 @@ class TrainingRun:
     """A run whose text, batches and update are made; nothing is allocated yet.
 
     restored: the step of the checkpoint that it goes on from, or None; meta: what that
-    one says of itself, {} without one. make_batches(config, past, at) -> the batches
-    from step `at`, after `past` phases. every: steps from a row, an evaluation, a
-    checkpoint to the next. lengths: train_step.schedule_lengths. abstract: shapes and
+    one says of itself, {} without one. make_batches(config, past, at, total) -> the
+    batches from step `at`, after `past` phases. every: steps from a row, an evaluation,
+    a checkpoint to the next. lengths: train_step.schedule_lengths. abstract: shapes and
     shardings of the state. parts: {objective of a phase: Part}; objective, update and
     valid are those of the config's own, parts[""]. better: {loss: whether more of it is
     better}. teacher: config.teacher, open. Raises UserError for what does not go
@@ -197,7 +207,8 @@ class TrainingRun:
         make: Callable[..., batches.Run] = functools.partial(batches.make_run, **fixed)
         self.make_batches = make
         past, at = phases.from_plain(meta.get("phases", [])), restored or 0
-        self.batches = run = self.make_batches(config, past=past, at=at, say=log)
+        total = known_total(config, meta)
+        self.batches = run = make(config, past=past, at=at, total=total, say=log)
         if at > run.total:
             raise UserError(
                 f"total is {counted(run.total, 'step')}, and --workdir={path} is at "
@@ -337,6 +348,7 @@ class TrainingRun:
             kept = init_from.kept_sentences(config)
         return {
             "config": config.to_dict(),
+            "total_steps": self.batches.total,
             "tokenizer": self.prepared.tokenizer.identity,
             "stores": self.hashes,
             **self._teacher_facts(),

@@ -238,3 +238,18 @@ def test_one_is_not_several(monkeypatch, corpus, vocabulary, tmp_path):
         "a: 1 oldest turn of contexts left out of the plan",
         "a: 2 turns whose context does not fit left out of the plan",
     ]
+
+
+def test_a_run_has_as_many_steps_when_it_goes_on(corpus, vocabulary, tmp_path):
+    """Percents of fewer steps end sooner, but not where a phase has begun already."""
+    more = "objective=mlm", "total.tokens=8500", "phases=percent=50 batch_size=16;"
+    config = configured(corpus, vocabulary, tmp_path, *more, "batch_size=2")
+    prepared = prepared_text.prepare(config, quiet)
+    tables = run_batches.make_tables(config, prepared.tokenizer, None)
+    how = config, frozenset({"mlm"}), prepared.tokenizer, prepared.parts, tables
+    whole = run_batches.make_run(*how)
+    for at in range(1, whole.total):
+        known = run_batches.make_run(*how, whole.phases, at, whole.total)
+        assert (known.total, known.phases) == (whole.total, whole.phases)
+    anew = run_batches.make_run(*how, whole.phases, whole.total)
+    assert anew.total < whole.total

@@ -14,7 +14,7 @@ from bertjax import UserError, train
 from bertjax import config as c
 from bertjax.assembly import check_objective, command_line
 from bertjax.assembly.open_teacher import check_fit, check_use, read_teacher
-from bertjax.assembly.training_run import check_before_text
+from bertjax.assembly.training_run import check_before_text, known_total
 from bertjax.parallel.mesh import make_mesh
 
 
@@ -197,3 +197,13 @@ def test_phases_whose_objectives_cannot_train_one_model_are_refused(arguments):
     with pytest.raises(UserError, match=r"phases: .* has the shapes .* two obj") as e:
         train.main([*arguments, *more, phases, "--dry_run"])
     assert "\n" not in str(e.value)
+
+
+def test_steps_that_a_checkpoint_knows_are_those_of_its_config_alone():
+    config = c.load_config("bert.py:smoke")
+    assert known_total(config, {}) is None  # of an earlier version
+    meta = {"config": config.to_dict(), "total_steps": 10}
+    config.log.every = c.duration(steps=3)
+    assert known_total(config, meta) == 10
+    config.total = c.duration(steps=30)
+    assert known_total(config, meta) is None
