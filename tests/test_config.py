@@ -503,6 +503,10 @@ def test_an_objective_and_a_plan_that_do_not_go_together():
     with pytest.raises(UserError, match=r"needs sentence pairs.*not 'full_sentences'"):
         resolve.check_plan(made, frozenset({"mlm", "nsp"}))
     resolve.check_plan(made, frozenset({"mlm"}))
+    more = "--config.objective=mlm", "--config.phases=steps=4 objective=mlm+nsp;"
+    made = parse("--config.data.plan=full_sentences", *more)
+    with pytest.raises(UserError, match=r"^objective='mlm\+nsp' needs sentence pairs"):
+        resolve.objectives_of(made)  # the phase's, not the config's
 
 
 def test_model_sizes_follow_and_override():

@@ -40,6 +40,8 @@ def test_a_run_whose_objective_changes_resumes_exactly(command, arguments, tmp_p
     whole = tmp_path / "whole"
     succeeded(command("train", *planned, f"--workdir={whole}"))
     check_resuming(command, planned, whole, tmp_path / "parts")
+    falling = {"clm_loss": False, "mlm_loss": False}  # of the phase that is over, too
+    assert facts(tmp_path / "parts")["greater_is_better"] == falling
     trained = {r["step"]: r.keys() for r in read_rows(whole) if "train/loss" in r}
     for step, keys in trained.items():
         name = "clm" if step <= 6 else "mlm"

@@ -153,7 +153,7 @@ def objectives_of(config: ConfigDict, teacher: Any = None) -> dict[str, Any]:
     for name in names_of(config):
         own = name or config.objective
         objectives[name] = make_objective(own, cfg, teacher=teacher)[0]
-        check_plan(config, objectives[name].needs)
+        check_plan(config, objectives[name].needs, own)
     return objectives
 
 
@@ -266,18 +266,22 @@ def eval_mask_rate(config: ConfigDict) -> float | None:
     return mask_rates.last(config.data.mask_rate if rate is None else rate)
 
 
-def check_plan(config: ConfigDict, needs: frozenset[str]) -> None:
-    """Refuse an objective that needs what the plan cannot give."""
+def check_plan(config: ConfigDict, needs: frozenset[str], objective: str = "") -> None:
+    """Refuse an objective that needs what the plan cannot give: UserError.
+
+    objective: of a phase; "": the config's.
+    """
+    objective = objective or config.objective
     labelled = bool(config.task.text)
     needed = split_needs(needs)
     if needed.labels and not labelled:
         raise UserError(
-            f"objective={config.objective!r} learns from labelled rows: name their "
+            f"{objective=} learns from labelled rows: name their "
             "columns, task.text and task.label"
         )
     if labelled and not needed.labels:
         raise UserError(
-            f"objective={config.objective!r} learns from running text, not from the "
+            f"{objective=} learns from running text, not from the "
             f"rows of a table: leave task.text={config.task.text} out"
         )
     answers = (needed.features or "").partition(":")[0] == "dialogue"
@@ -285,14 +289,14 @@ def check_plan(config: ConfigDict, needs: frozenset[str]) -> None:
     if answers != (config.data.plan == "turns") and not is_outside:
         wanted = "turns" if answers else "full_sentences"
         raise UserError(
-            f"objective={config.objective} and data.plan={config.data.plan}: rows of "
+            f"objective={objective} and data.plan={config.data.plan}: rows of "
             f"turns go with objective=dialogue; give data.plan={wanted}"
             + ", or objective=dialogue"
             * (not answers)
         )
     if needed.pair_rule and config.data.plan != "pairs":
         raise UserError(
-            f"objective={config.objective!r} needs sentence pairs: give "
+            f"{objective=} needs sentence pairs: give "
             f"data.plan=pairs, not {config.data.plan!r}"
         )
 

@@ -236,7 +236,9 @@ class TrainingRun:
         self.objective, self.update, self.valid, _ = self.parts[""]
         self.abstract = state.with_shardings(self.update.shapes, self.update.shardings)
         params = self.update.reads
-        self.better = {}
+        # Of phases that lie behind, the run said it before.
+        said = workdir.read_json(path / "run.json") if meta else {}
+        self.better = {**best.known_directions(said)}
         for stage in run.course.stages:
             objective = objectives[stage.objective]
             name = stage.objective or config.objective
