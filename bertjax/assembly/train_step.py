@@ -147,8 +147,8 @@ def join_objectives(objectives: Sequence[Any]) -> list[Any]:
         params: dict[str, Any] = {}
         for objective in reversed(objectives):
             fresh = objective.init(rng)
-            encoder = params.get("encoder", {}) | fresh["encoder"]
-            params |= fresh | {"encoder": encoder}
+            both = params.get("encoder", {}) | fresh.get("encoder", {})
+            params |= fresh | ({"encoder": both} if both else {})
         return params
 
     def init_teacher(rng: jax.Array) -> Any:

@@ -14,7 +14,9 @@ from bertjax import UserError, train
 from bertjax import config as c
 from bertjax.assembly import check_objective, command_line
 from bertjax.assembly.open_teacher import check_fit, check_use, read_teacher
+from bertjax.assembly.train_step import join_objectives
 from bertjax.assembly.training_run import check_before_text, known_total
+from bertjax.objectives.base import Objective
 from bertjax.parallel.mesh import make_mesh
 
 
@@ -207,3 +209,17 @@ def test_steps_that_a_checkpoint_knows_are_those_of_its_config_alone():
     assert known_total(config, meta) == 10
     config.total = c.duration(steps=30)
     assert known_total(config, meta) is None
+
+
+def test_objectives_without_an_encoder_train_one_set_of_parameters():
+    """Those from outside that own their forward pass need none."""
+
+    def make(name):
+        def no_terms(*_):
+            return {}
+
+        made = (lambda rng: {name: jnp.ones(2)}), no_terms, no_terms
+        return Objective(*made, needs=frozenset(), coefficients={})
+
+    for joined in join_objectives([make("a"), make("b")]):
+        assert joined.init(jax.random.key(0)).keys() == {"a", "b"}

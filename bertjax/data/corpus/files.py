@@ -212,6 +212,11 @@ FOREIGN = {
     rb"\xfd7zXZ": "xz",
     rb"PK\x03\x04": "a zip archive",
     rb"PAR1\x15": "Parquet, whose files are named *.parquet here",
+    # Of data sets: a length of 4 bytes, then where its table stands.
+    rb"(?s)ARROW1\0\0|\xff{4}.{4}[\x04-\x20]\0{3}": "Arrow, which datasets of "
+    "Hugging Face are saved in; their to_parquet() writes what is read here",
+    # The length of a record, 8 bytes, its checksum, and the record's first field.
+    rb"(?s).{4}\0{4}.{4}\n": "TFRecord, which tfds:NAME:SPLIT reads",
     rb"%PDF-\d\.\d": "PDF",
     rb"7z\xbc\xaf": "7z",
     rb"\xff\xfe|\xfe\xff": "UTF-16, and text has to be UTF-8",
