@@ -65,11 +65,13 @@ def squad_scores(
     answerable = np.array([bool(g) for g in golds.values()])
     v2 = not answerable.all()
     scores = {"exact": np.zeros(len(golds)), "f1": np.zeros(len(golds))}
+    empty = np.zeros(len(golds), bool)  # whether "" is right
     for n, (name, answers) in enumerate(golds.items()):
+        forms = [normalize_answer(a) for a in answers]
+        if v2:
+            forms = [f for f in forms if f] or [""]
+        empty[n] = v2 and "" in forms
         if name in predictions:
-            forms = [normalize_answer(a) for a in answers]
-            if v2:
-                forms = [f for f in forms if f] or [""]
             answer = normalize_answer(predictions[name])
             scores["exact"][n] = answer in forms
             scores["f1"][n] = max(
@@ -86,10 +88,8 @@ def squad_scores(
     }
     if no_answer is not None:
         doubt = np.array([no_answer[name] for name in golds])
-        silent = np.array([not predictions.get(name) for name in golds], float)
         for kind, score in scores.items():
-            score = np.where(answerable, score, silent)
-            best, threshold = _best_threshold(score, ~answerable, doubt)
+            best, threshold = _best_threshold(score, empty, doubt)
             found |= {f"best_{kind}": best, f"best_{kind}_thresh": threshold}
     return found
 

@@ -139,6 +139,19 @@ def test_equal_doubts_change_sides_together():
     assert found["best_exact"] == 50 and 0.49 < found["best_exact_thresh"] < 0.5
 
 
+def test_the_best_threshold_scores_what_it_says():
+    """Golds and predictions of which nothing is left are no answers there either."""
+    golds = {"a": ["the"], "b": ["dog"], "c": [], "d": []}
+    said, doubts = (
+        {"a": "cat", "b": "cat", "c": "an", "d": "x"},
+        dict(zip("abcd", range(4), strict=True)),
+    )
+    found = squad_scores(said, golds, doubts)
+    threshold = found["best_exact_thresh"]
+    kept = {name: "" if doubts[name] > threshold else said[name] for name in said}
+    assert found["best_exact"] == squad_scores(kept, golds)["exact"] == 75
+
+
 def test_answers_in_chinese():
     golds = {"a": ["《跑跑》"], "b": ["2009年 Apple Inc"], "c": ["x"]}
     said = {"a": "跑跑。", "b": "年Apple"}
