@@ -128,8 +128,8 @@ class Head:
     needs: what the host has to make: "mlm" or another module of data/features, or a
     dotted name, with its options ("diffusion:schedule=cosine"); "nsp" or "sop": pairs
     with labels. pooled: whether it reads the pooled vector. causal: in its rows a
-    token sees itself and those before it alone (EncoderConfig.is_decoder is set), so
-    that no head beside it can pool a vector of the first one.
+    token sees itself and those before it alone (EncoderConfig.is_decoder is set): a
+    head beside it has to be causal too.
     params: the name of its part of the parameters, which heads may share; "": its own.
     init_teacher(rng) -> parameters of the form that params["teacher"] have, of another
     model that it learns from; None: it reads none. needs_teacher: it has no loss

@@ -79,7 +79,7 @@ def check_causal(
     """Refuse what does not go with rows whose tokens see none after them."""
     causal = [h.name for h in heads if h.causal]
     others = [h.name for h in heads if not (h.causal or h.task_type)]
-    if cfg.is_decoder and others:
+    if cfg.is_decoder and others and (mixed or not causal):
         raise UserError(
             f"model.is_decoder=True: objective={name} has {' and '.join(others)}, "
             "whose tokens see those after them: set model.is_decoder=False"
@@ -92,6 +92,14 @@ def check_causal(
             f"objective={name}: {' and '.join(sees)} lets the first token see "
             f"{next(iter(sees.values()))} alone, of which {' and '.join(pooled)} would "
             "be told: leave one of the two out"
+        )
+    # Heads that prepare rows of their own are refused where these are made.
+    rows = frozenset().union(*(h.needs for h in heads if h.causal))
+    both = [h.name for h in heads if not h.causal and h.needs <= rows]
+    if causal and both and not mixed:
+        raise UserError(
+            f"objective={name}: {' and '.join(causal)} predicts what comes next, and "
+            f"{' and '.join(both)} lets tokens see it: leave one of the two out"
         )
 
 
