@@ -23,7 +23,7 @@ from bertjax.assembly.models import (
     same_ids,
 )
 from bertjax.models.config import RUNTIME, EncoderConfig
-from bertjax.objectives import parse
+from bertjax.objectives import BEFORE, CAUSAL, parse
 from bertjax.objectives.base import Objective
 from bertjax.objectives.make_objective import make_objective
 from bertjax.objectives.teacher import Teacher
@@ -33,6 +33,8 @@ from bertjax.tasks.tables import Say, silent
 from bertjax.tasks.task_type import find_task_type, get_task_type
 
 KEY = "teacher"  # of a config, of run.json and of what checkpoints say of themselves
+# Parts of objectives that read a token at the place before it.
+NEXT = BEFORE | CAUSAL | {"dialogue"}
 OF_TEACHERS = ("teacher_weight", "teacher_temperature")  # options of tasks' objectives
 
 
@@ -56,6 +58,7 @@ def open_teacher(config: ConfigDict, say: Say) -> LoadedModel | None:
         if any(part.name == "mlm" for part in parse(config.objective)):
             check_masked_lm(model, where, "give a pretrained teacher")
         check_encoder(model, where)
+        check_places(config, model)
         return model
     theirs = model.config.objective if "task" in model.meta else ""
     if not theirs or get_task_type(theirs) is not get_task_type(config.objective):
@@ -65,6 +68,29 @@ def open_teacher(config: ConfigDict, say: Say) -> LoadedModel | None:
             "that is learnt"
         )
     return model
+
+
+def check_places(config: ConfigDict, model: LoadedModel) -> None:
+    """Refuse a teacher that says at a token's place what its student says at another.
+
+    Those of masked next-token prediction predict a token at the place before it.
+    Hidden states alone, of a student that predicts nothing, may be of any. UserError.
+    """
+    theirs = resolve.reads_before(model.config)
+    for objective in resolve.learnt_objectives(config):
+        parts = {part.name: part.options for part in parse(objective)}
+        own = bool(parts.keys() & NEXT)
+        if "distil" not in parts or own == theirs:
+            continue
+        if not (own or "mlm" in parts or parts["distil"].get("kl", 1)):
+            continue
+        places = "where it stands", "from the place before it"
+        raise UserError(
+            f"{KEY}={config.teacher} (objective={model.config.objective}) predicts a "
+            f"masked token {places[theirs]}, and objective={objective} "
+            f"{places[own]}: take {'mntp' if theirs else 'mlm'}+distil, or another "
+            "teacher"
+        )
 
 
 def as_teacher(model: LoadedModel | None, cfg: EncoderConfig) -> Teacher | None:

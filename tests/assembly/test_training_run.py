@@ -13,9 +13,16 @@ from ml_collections import config_flags
 from bertjax import UserError, train
 from bertjax import config as c
 from bertjax.assembly import check_objective, command_line
-from bertjax.assembly.open_teacher import check_fit, check_use, read_teacher
+from bertjax.assembly.open_teacher import (
+    check_fit,
+    check_places,
+    check_use,
+    read_teacher,
+)
+from bertjax.assembly.save_model import _not_written
 from bertjax.assembly.train_step import join_objectives
 from bertjax.assembly.training_run import check_before_text, known_total
+from bertjax.interop.sentence_transformers import Sentences
 from bertjax.objectives.base import Objective
 from bertjax.parallel.mesh import make_mesh
 
@@ -128,6 +135,31 @@ def test_hidden_states_are_learnt_of_a_finetuned_teacher_too():
     check_fit(config, teacher, pieces, [])
 
 
+@pytest.mark.parametrize(
+    "objective, theirs, right",
+    [
+        ("mlm+distil", "mlm+nsp", True),
+        ("mlm+distil", "mntp*15+clm*1", False),
+        ("distil", "mntp", False),
+        ("distil:kl=0,cosine=1", "mntp", True),
+        ("mntp+distil", "mlm", False),
+        ("prefix+distil", "mlm", False),
+        ("mntp+distil", "mntp", True),
+        ("mlm+minilm", "mntp", True),
+    ],
+)
+def test_a_teacher_predicts_a_token_where_its_student_does(objective, theirs, right):
+    """Or each place would learn of the teacher's the token behind it."""
+    config, other = (c.load_config("distilbert.py:smoke") for _ in range(2))
+    config.objective, other.objective = objective, theirs
+    teacher = SimpleNamespace(config=other)
+    if right:
+        check_places(config, teacher)
+        return
+    with pytest.raises(UserError, match=r"predicts a masked token .*, and objective="):
+        check_places(config, teacher)
+
+
 def test_a_head_of_electras_generator_is_no_discriminators():
     config = c.load_config("distilbert.py:smoke")
     pair = SimpleNamespace(read_params=lambda: {"generator": {}, "mlm": {}})
@@ -223,3 +255,13 @@ def test_objectives_without_an_encoder_train_one_set_of_parameters():
 
     for joined in join_objectives([make("a"), make("b")]):
         assert joined.init(jax.random.key(0)).keys() == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    "objective, is_decoder, said", [("clm", False, 1), ("clm", True, 0), ("mlm", 0, 0)]
+)
+def test_an_export_says_that_it_is_not_causal(objective, is_decoder, said):
+    config = c.load_config("bert.py:smoke")
+    config.objective = objective
+    lines = [*_not_written(config, is_decoder, False, Sentences())]
+    assert len(lines) == said and all("see none after them" in x for x in lines)
