@@ -72,6 +72,20 @@ def test_the_scale_of_t5s_logits_follows_its_width():
     assert resolve.encoder_config(wide, 100).logit_scale == 0
 
 
+@pytest.mark.parametrize(
+    "flags, is_causal",
+    [
+        (["objective=clm"], True),
+        (["objective=prefix"], False),
+        (["objective=clm", "phases=percent=50 objective=mlm;"], False),
+    ],
+)
+def test_what_learns_the_next_token_alone_sees_what_is_before_it(flags, is_causal):
+    """Whoever opens it: vectors, exports and scores are of what was trained."""
+    made = parse(*(f"--config.{flag}" for flag in flags), name="bert.py:tiny")
+    assert resolve.encoder_config(made, 100).is_decoder is is_causal
+
+
 @pytest.mark.parametrize("name", SHIPPED)
 def test_smoke_takes_seconds(name):
     made = parse(name=f"{name}:mini,smoke")

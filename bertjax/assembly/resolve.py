@@ -72,6 +72,9 @@ def encoder_config(
     # Without a number for lack of one, which EncoderConfig refuses.
     sized = (f"{n}:{rows or ''}".rstrip(":") for n, rows in id_streams(config).items())
     shape["id_streams"] = ",".join(sized)
+    learnt = map(parse, learnt_objectives(config))
+    if {part.name for parts in learnt for part in parts} == {"clm"}:
+        shape["is_decoder"] = True  # as its tokens have learnt to see
     registry.pick("dtype", config.dtype, dict.fromkeys(("auto", "fast", *DTYPES)))
     dtype = dtype_of(config.dtype, backend)
     # A loop over the layers compiles in a minute and keeps matrix products alone.

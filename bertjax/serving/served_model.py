@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from bertjax import UserError
 from bertjax.assembly import resolve
-from bertjax.assembly.models import LoadedModel
+from bertjax.assembly.models import LoadedModel, check_masked_lm
 from bertjax.inference.embed_texts import settle_sentences
 from bertjax.inference.fill_blanks import masked_lm
 from bertjax.interop.sentence_transformers import Sentences, of_passages
@@ -107,8 +107,7 @@ def _of_blanks(model: LoadedModel, params: Any, where: str) -> ServedModel:
     from bertjax.inference import forward
     from bertjax.models import encoder
 
-    if not model.tokenizer.has_mask:
-        raise UserError(f"{where} fills no blanks: its vocabulary has no mask token")
+    check_masked_lm(model, where)
     if resolve.reads_before(model.config):
         raise UserError(
             f"{where} predicts a masked token from the place before it (objective="

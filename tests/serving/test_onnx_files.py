@@ -292,7 +292,8 @@ def test_rounded_tables_are_within_half_a_level():
 @pytest.mark.parametrize(
     "objective, options, word",
     [
-        ("clm", dict(is_decoder=True), "is a decoder, which writes texts"),
+        ("clm", {}, "is a decoder, which writes texts"),
+        ("prefix", {}, r"next token \(objective=prefix\), and fills no blanks"),
         ("choose", {}, "objective=choose, which is not served"),
         ("mntp", {}, "predicts a masked token from the place before it"),
     ],
