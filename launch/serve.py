@@ -134,6 +134,8 @@ class Server:
         if task == "question-answering" and 1 not in row.sequence_ids:
             raise ValueError(f"no context is left beside the question {parts[0]!r:.60}")
         if task == "fill-mask":
+            if any(self.card["mask_id"] in part.ids for part in row.overflowing):
+                raise ValueError(f"{text!r:.60} is too long: a blank of it is cut off")
             blanks, most = row.ids.count(self.card["mask_id"]), self.card.get("blanks")
             if not blanks or (most and blanks > most):
                 limit = f", and 1 to {most} are filled" if most else ""

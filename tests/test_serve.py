@@ -89,6 +89,7 @@ def test_blanks_by_jax_alone(vocabulary, environment, tmp_path):
                 )
         for body, word in [
             ('{"texts": ["nothing to fill"]}', "0 blanks"),
+            (json.dumps({"texts": ["[MASK]" + " a" * 20 + " [MASK]"]}), "is cut off"),
             ('{"texts": [3]}', "strings"),
         ]:
             status, answer = ask("/predict", body)
