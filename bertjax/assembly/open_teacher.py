@@ -137,9 +137,10 @@ def check_use(config: ConfigDict, objectives: Iterable[Any]) -> None:
             "give --config.teacher=DIR, or leave it out"
         )
     if config.teacher and not any(each.init_teacher for each in objectives):
+        other = "" if tasks.is_task(config) else ", or take mlm+distil"
         raise UserError(
             f"{KEY}={config.teacher} says nothing to objective={config.objective}: "
-            "leave it out, or take mlm+distil"
+            f"leave it out{other}"
         )
 
 

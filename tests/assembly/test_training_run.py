@@ -125,6 +125,17 @@ def test_an_option_of_teachers_without_one_is_refused(option):
     check_use(config, [])
 
 
+@pytest.mark.parametrize(
+    "name, instead", [("bert.py:smoke", ", or take"), ("finetune/seq2seq.py:smoke", "")]
+)
+def test_a_teacher_that_nothing_reads_is_refused(name, instead):
+    """Of a task, which has an objective of its own, without another objective."""
+    config = c.load_config(name)
+    config.teacher = "runs/a"
+    with pytest.raises(UserError, match=rf"leave it out{instead}( mlm\+distil)?$"):
+        check_use(config, [])
+
+
 def test_hidden_states_are_learnt_of_a_finetuned_teacher_too():
     """Whose classes nothing reads."""
     config = c.load_config("distilbert.py:smoke")
