@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How well a vocabulary fits texts: what it does not know, and how finely it cuts."""
 
+import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -8,6 +9,7 @@ from itertools import islice
 from bertjax.data.tokenizers.tokenizer import SPACELESS, Tokenizer
 
 CAPITALS = 0.005  # of the tokens: so many unknown ones are told of
+MARKS = 0.005  # of the characters: so many dropped ones are told of
 BATCH = 1000  # texts a call of the tokenizer
 SPACELESS_SHARE = 0.5  # of the characters; then words cannot be counted by spaces
 
@@ -22,6 +24,7 @@ class Fit:
     words: int = 0  # between spaces
     tokens: int = 0
     capitals: int = 0  # tokens that are unknown, and known in lower case
+    marks: int = 0  # accents, vowel signs and tones that the tokenizer drops
 
 
 def measure_tokenizer(tokenizer: Tokenizer, texts: Iterable[str]) -> Fit:
@@ -31,6 +34,8 @@ def measure_tokenizer(tokenizer: Tokenizer, texts: Iterable[str]) -> Fit:
     Fit(characters=10, known=9, spaceless=1, words=2, tokens=4, capitals=0)
     """
     fit, unk = Fit(), tokenizer.unk_id
+    library = getattr(tokenizer.engine, "tokenizer", None)
+    normalizer = library and library.normalizer
     rest = iter(texts)
     while batch := list(islice(rest, BATCH)):
         encoded = tokenizer.engine.encode_spans(batch)
@@ -43,12 +48,21 @@ def measure_tokenizer(tokenizer: Tokenizer, texts: Iterable[str]) -> Fit:
             fit.spaceless += len(SPACELESS.findall(text))
             fit.words += len(text.split())
             fit.tokens += len(ids)
+            if normalizer and not text.isascii():
+                left = _count_marks(normalizer.normalize_str(text))
+                fit.marks += max(_count_marks(text) - left, 0)
             if not tokenizer.lower_case:
                 words = (text[slice(*span)] for span in unknown)
                 lowered = [word.lower() for word in words if word != word.lower()]
                 again = tokenizer.encode_batch(lowered)
                 fit.capitals += sum(unk not in known for known in again)
     return fit
+
+
+def _count_marks(text: str) -> int:
+    """Count the marks on letters, those that are one character with them too."""
+    decomposed = unicodedata.normalize("NFD", text)
+    return sum(unicodedata.category(c) == "Mn" for c in decomposed)
 
 
 def report_capitals(name: str, fit: Fit) -> list[str]:
@@ -82,4 +96,10 @@ def report_tokenizer(
             f"{fit.tokens / max(n, 1):.2f} tokens a {unit} ({n:,})"
         )
         lines += report_capitals(name, fit)
+        if fit.marks >= MARKS * max(fit.characters, 1):
+            lines.append(
+                f"{name}: {fit.marks:,} accents, vowel signs and tones of these are "
+                "dropped, as BERT does where it lower-cases: a wordpiece vocabulary "
+                "trained with data.lower_case=False keeps them, as other kinds do"
+            )
     return lines

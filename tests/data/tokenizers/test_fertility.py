@@ -44,6 +44,27 @@ def test_unknown_words_with_capitals_are_told_of(tmp_path):
     assert measure_tokenizer(lower, texts).capitals == 0
 
 
+def test_marks_that_lower_casing_drops_are_told_of():
+    """Hindi without its vowel signs is counted as known all the same."""
+    texts = ["पैंथर्स की डिफ़ेन्स ने लीग में", "Été à Sète"]
+    lower, cased, byte_bpe = (
+        train_tokenizer(texts * 5, kind, 300, lower_case=lower)
+        for kind, lower in (
+            ("wordpiece", True),
+            ("wordpiece", False),
+            ("byte_bpe", True),
+        )
+    )
+    _, line = report_tokenizer(lower, {"hi": texts[:1]})
+    assert line.startswith("hi: 9 accents, vowel signs and tones of these are dropped")
+    assert measure_tokenizer(lower, texts[1:]).marks == 4
+    assert lower.decode(lower.encode(texts[1])) == "ete a sete"
+    for kept in (cased, byte_bpe):
+        assert measure_tokenizer(kept, texts).marks == 0
+        assert len(report_tokenizer(kept, {"hi": texts})) == 1
+    assert len(report_tokenizer(lower, {"en": ["naïve " + "word " * 100]})) == 1
+
+
 def language(letters: str, n: int, seed: int) -> list[str]:
     """Sentences of 300 made-up words by Zipf's law."""
     rng = np.random.default_rng(seed)
