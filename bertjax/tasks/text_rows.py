@@ -8,10 +8,11 @@ run_classifier.py).
 """
 
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -325,11 +326,31 @@ def encode_with_chars(
     tokenizer: Any, texts: Sequence[str]
 ) -> tuple[Ragged, np.ndarray]:
     """Encode texts, and say of each token where in its text it stands: the characters
-    [begin, end), i32 [tokens, 2]."""
+    [begin, end), i32 [tokens, 2], with the marks behind them that a tokenizer drops."""
     pieces: list[list[int]] = []
     chars = [np.zeros((0, 2), np.int32)]
     for at in range(0, len(texts), BATCH):
-        for ids, spans in tokenizer.encode_with_offsets(texts[at : at + BATCH]):
+        batch = texts[at : at + BATCH]
+        encoded = tokenizer.encode_with_offsets(batch)
+        for text, (ids, spans) in zip(batch, encoded, strict=True):
             pieces.append(ids)
+            spans = _with_marks(spans, text)
             chars.append(np.array(spans, np.int32).reshape(-1, 2))
     return Ragged.of(pieces), np.concatenate(chars)
+
+
+def _with_marks(spans: list[tuple[int, int]], text: str) -> list[tuple[int, int]]:
+    """Give each span the marks between it and the next: accents and vowel signs that
+    are dropped, without which an answer would end in the middle of a letter.
+
+    >>> _with_marks([(0, 1), (3, 4)], "นี้ก")
+    [(0, 3), (3, 4)]
+    """
+    if text.isascii():
+        return spans
+    whole = []
+    for (begin, end), (following, _) in pairwise([*spans, (len(text), 0)]):
+        while begin < end < following and unicodedata.category(text[end]) == "Mn":
+            end += 1
+        whole.append((begin, end))
+    return whole

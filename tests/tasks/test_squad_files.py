@@ -25,6 +25,7 @@ TEXTS = [
     "The  café of Zürich — über 3.5 km away — opened in 1889, “early”.",
     "Istanbul İzmir 北京 東京ﬁne ＡＢＣ naïve 👍🏽 ok",
     " leading and trailing\u00a0spaces\t ",
+    "धन देने वाले लोग เยอรมนี นี้ cafe\u0301 والأُمَّة",  # marks that lower-casing drops
 ]
 
 
@@ -244,6 +245,7 @@ def test_answers_come_back_from_their_pieces(kind):
         if q.answers[0] not in answers[q.id].text
     }
     assert not wrong
+    assert answers["30"].text == "धन" and answers["33"].text == "देने"
     exact = [answers[q.id].text == q.answers[0] for q in asked.questions]
     assert np.mean(exact) > (0.8 if kind == "wordpiece" else 0.9)
 
