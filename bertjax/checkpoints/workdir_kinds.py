@@ -110,6 +110,26 @@ def why_no_checkpoint(path: Any, given: str = "") -> str:
     if kind(path) == UNDER_WAY:
         return f"it holds {UNDER_WAY}: repeat its command to finish it"
     if not (path / "config.json").exists():
-        return f"{path} holds no checkpoint, and no config.json"
+        return f"{path} holds no checkpoint, and no config.json{_what_else(path)}"
     what = "empty" if (path / "checkpoints").is_dir() else "missing"
     return f"{path} holds no checkpoint: its config.json is there, checkpoints/ {what}"
+
+
+def _what_else(path: Any) -> str:
+    """Say what a directory that is no model holds: an adapter, or models.
+
+    The cache of huggingface_hub has them in snapshots/, sentence-transformers had them
+    in 0_Transformer/.
+    """
+    if (path / "adapter_config.json").exists():
+        return (
+            "; it is an adapter: merge it into its model first (merge_and_unload of "
+            "peft, then save_pretrained)"
+        )
+    inner = [*path.iterdir(), *(path / "snapshots").glob("*")]
+    models = sorted(
+        str(x)
+        for x in inner
+        if (x / "config.json").exists() and not x.name.endswith("Pooling")
+    )
+    return f"; there is one in {models[0]}" if models else ""

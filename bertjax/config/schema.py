@@ -122,7 +122,8 @@ def data_keys() -> dict[str, Any]:
         tokenizer="unigram",  # of a trained one: or bpe, wordpiece, byte_bpe
         # Sentinels <extra_id_0>, ... behind a vocabulary that has none (T5: 100).
         extra_ids=0,
-        lower_case=placeholder(bool),  # empty: what the tokenizer's files say
+        # Empty: what the tokenizer's files say; True of a trained one, but byte_bpe.
+        lower_case=placeholder(bool),
         length=128,
         engine="tf",  # or python: the same batches without TensorFlow
         plan="pairs",  # or full_sentences, doc_sentences, document, turns

@@ -64,6 +64,14 @@ def test_what_is_missing(tmp_path):
     cases = {tmp_path / "a": "no such directory"}
     (tmp_path / "b").mkdir()
     cases[tmp_path / "b"] = "holds no checkpoint, and no config.json"
+    for inner in ("cache/snapshots/1", "old/0_Transformer", "old/1_Pooling"):
+        (tmp_path / inner).mkdir(parents=True)
+        (tmp_path / inner / "config.json").write_text("{}")
+    cases[tmp_path / "cache"] = "config.json; there is one in .*/snapshots/1$"
+    cases[tmp_path / "old"] = "there is one in .*/old/0_Transformer$"
+    (tmp_path / "lora").mkdir()
+    (tmp_path / "lora/adapter_config.json").write_text("{}")
+    cases[tmp_path / "lora"] = "it is an adapter: merge it into its model first"
     cases[make(tmp_path / "c")] = "its config.json is there, checkpoints/ missing"
     (make(tmp_path / "d") / "checkpoints").mkdir()
     cases[tmp_path / "d"] = "its config.json is there, checkpoints/ empty"
