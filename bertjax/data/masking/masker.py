@@ -248,7 +248,9 @@ def mask_tokens(
         part = slice(low, low + step)
         block = Masked(*(a[part] for a in out))
         own_marks = None if marks is None else marks[part]
-        rows = Rows(block.input_ids, attention_mask[part], keys[part], own_marks)
+        ids = block.input_ids.view()
+        ids.flags.writeable = False  # a masker that wrote here would predict its masks
+        rows = Rows(ids, attention_mask[part], keys[part], own_marks)
         chosen = masker.choose(rows, tables, P)
         if not isinstance(masker, PresetMasker):
             _check_chosen(chosen, rows.ids.shape)

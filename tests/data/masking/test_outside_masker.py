@@ -108,6 +108,20 @@ def test_what_is_no_masker_is_refused(monkeypatch):
         make_masker("lab.every_third")
 
 
+def test_a_masker_that_writes_into_its_rows_is_no_right_guess():
+    """What it wrote would be what it predicts."""
+    masker = make_masker("lab.every_third")
+    chosen = masker.choose
+
+    def choose(rows, tables, P):
+        rows.ids[:, 3] = tables.mask_id
+        return chosen(rows, tables, P)
+
+    masker.choose = choose
+    with pytest.raises(ValueError, match="read-only"):
+        mask(masker)
+
+
 def test_more_predictions_than_there_is_room_for_are_refused():
     masker = make_masker("lab.every_third")
     chosen = masker.choose
