@@ -157,7 +157,7 @@ def check_module(key: str, name: str, package: str, hidden: Iterable[str] = ()) 
         except Exception as e:
             absent = isinstance(e, ImportError | ValueError)
             if not absent or not name.startswith(getattr(e, "name", None) or name):
-                raise _import_error(key, name, e) from e
+                raise _outside_error(f"{key}={name!r} cannot be imported", e) from e
             found = None
         if found is None:
             raise UserError(
@@ -184,18 +184,18 @@ def load(key: str, name: str, package: str, hidden: Iterable[str] = ()) -> Modul
     except Exception as e:
         if "." not in name or isinstance(e, UserError):
             raise
-        raise _import_error(key, name, e) from e
+        raise _outside_error(f"{key}={name!r} cannot be imported", e) from e
 
 
-def _import_error(key: str, name: str, error: Exception) -> UserError:
+def _outside_error(what: str, error: Exception) -> UserError:
+    """Return in a line what a module from outside raised, and where."""
     if isinstance(error, SyntaxError):
         reason, file, line = error.msg, error.filename, error.lineno
     else:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         reason, file, line = " ".join(str(error).split()), frame.filename, frame.lineno
     return UserError(
-        f"{key}={name!r} cannot be imported: {type(error).__name__}: {reason} "
-        f"({file}, line {line})"
+        f"{what}: {type(error).__name__}: {reason} ({file}, line {line})"
     )
 
 
@@ -234,7 +234,8 @@ def make(
     args: its first arguments. offered: passed where it has arguments of these names,
     which are no options. Raises UserError for an option that it does not have, or
     that has another type than the option's default, is nan or, where that is not the
-    default, infinite, and for what `check_result` does.
+    default, infinite, for what a function from outside raises, and for what
+    `check_result` does.
     """
     function = _maker(key, module, maker)
     known = dict(list(inspect.signature(function).parameters.items())[len(args) :])
@@ -249,7 +250,13 @@ def make(
         inspect.signature(function).bind(*args, **given)
     except TypeError as e:
         raise UserError(f"{key}: {module.__name__}.{maker}: {e}") from None
-    return check_result(key, module, maker, function(*args, **given))
+    try:
+        value = function(*args, **given)
+    except Exception as e:
+        if isinstance(e, UserError) or module.__name__.startswith("bertjax."):
+            raise
+        raise _outside_error(f"{key}: {module.__name__}.{maker}", e) from e
+    return check_result(key, module, maker, value)
 
 
 def check_result(key: str, module: ModuleType, function: str, value: Any) -> Any:

@@ -98,6 +98,14 @@ def test_values_of_options_are_finite_but_for_texts_and_infinite_defaults(value)
     assert make("objective", module, "make_plug", {"clip": math.inf}) == math.inf
 
 
+def test_a_plug_in_that_fails_is_refused_by_its_line():
+    module = plug_in(make_plug=lambda every=3: 1 / every)
+    assert make("data.masking", module, "make_plug", {}) == 1 / 3
+    words = r"^KEY: my_lab\.plug\.make_plug: ZeroDivisionError: .* line \d+\)$"
+    with pytest.raises(UserError, match=words):
+        make("KEY", module, "make_plug", {"every": 0})
+
+
 @pytest.mark.parametrize("function", RETURNS)
 def test_a_plug_in_that_returns_another_thing_is_refused(function):
     what = re.escape(f"KEY: my_lab.plug.{function} must return {RETURNS[function][0]}")
