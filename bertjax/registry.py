@@ -194,9 +194,7 @@ def _outside_error(what: str, error: Exception) -> UserError:
     else:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         reason, file, line = " ".join(str(error).split()), frame.filename, frame.lineno
-    return UserError(
-        f"{what}: {type(error).__name__}: {reason} ({file}, line {line})"
-    )
+    return UserError(f"{what}: {type(error).__name__}: {reason} ({file}, line {line})")
 
 
 def is_outside(text: str) -> bool:
