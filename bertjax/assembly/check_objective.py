@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import RunError, UserError, counted, registry
@@ -46,6 +48,29 @@ def say_where(what: str) -> Iterator[None]:
         raise UserError(f"{part}: {plug_in_errors.describe(e)}") from e
 
 
+def check_arrays(batches: Any) -> None:
+    """Refuse a host half from outside whose batches are not as its `specs` state them:
+    UserError. batches: of a phase."""
+    half = type(batches.features)
+    if half.__module__.startswith("bertjax."):
+        return
+    batch = batches.batch(batches.start, slice(0, 1))
+    for name, spec in batches.specs.items():
+        made, found = batch.get(name), "does not make it"
+        if made is not None:
+            shape, dtype = np.shape(made), getattr(made, "dtype", None)
+            kind = type(made).__name__ if dtype is None else dtype
+            found = f"makes {kind} {list(shape)}"
+            same = dtype is not None and np.can_cast(dtype, spec.dtype, "same_kind")
+            if same and shape[1:] == spec.shape:
+                continue
+        wanted = f"{spec.dtype} {[1, *spec.shape]} of a row"
+        raise UserError(
+            f"objective: specs() of {half.__module__}.{half.__name__} says that "
+            f"{name!r} is {wanted}, its make() {found}"
+        )
+
+
 def directions(objective: Any, params: Any, batches: Any) -> dict[str, bool]:
     """Return {loss: whether more of it is better} of the terms that are optimised.
 
@@ -66,6 +91,12 @@ def directions(objective: Any, params: Any, batches: Any) -> dict[str, bool]:
             f"objective: weights() names {', '.join(lost)}, which sums() does not "
             f"return; it returns {', '.join(terms)}"
         )
+    for name in losses:
+        dtype = terms[name][0].dtype
+        if not jnp.issubdtype(dtype, jnp.inexact):
+            raise UserError(
+                f"objective: sums() returns {name!r} as {dtype}, which has no gradient"
+            )
     if unknown := sorted(objective.coefficients.keys() - losses.keys()):
         raise UserError(
             f"objective: there are coefficients for {', '.join(unknown)}, which are no "

@@ -21,6 +21,7 @@ from bertjax.assembly import (
 )
 from bertjax.assembly.check_index import check_index
 from bertjax.assembly.check_objective import (
+    check_arrays,
     check_best,
     check_predictions,
     directions,
@@ -243,6 +244,7 @@ class TrainingRun:
             objective = objectives[stage.objective]
             name = stage.objective or config.objective
             with say_where(f"objective={name}, as in an evaluation (rng=None)"):
+                check_arrays(stage)
                 self.better |= directions(objective, params, stage)
             check_predictions(stage)
         self.teacher = self._read_teacher(teacher)

@@ -23,6 +23,8 @@ from bertjax.assembly import check_objective
 from bertjax.assembly.check_objective import directions, say_where
 from bertjax.checkpoints import manifest
 from bertjax.config import plug_in_errors, schema
+from bertjax.data.features.base import Spec
+from bertjax.data.features.make_features import split_needs
 from bertjax.data.tokenizers.tokenizer import load_tokenizer
 from bertjax.measuring import estimates, measurements
 from bertjax.models.flops import flops_per_token
@@ -124,6 +126,47 @@ def test_a_head_s_usual_mistakes_are_one_line(change, said):
     with pytest.raises(UserError, match=said) as e, say_where("objective=mine"):
         directions(objective, params, batches)
     assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ({"x": np.zeros((1, 3), np.float64)}, ""),
+        ({}, r"'x' is float32 \[1, 3\] of a row, its make\(\) does not make it$"),
+        ({"x": np.zeros((1, 2), np.float32)}, r"makes float32 \[1, 2\]$"),
+        ({"x": np.zeros((1, 3), complex)}, r"makes complex128 \[1, 3\]$"),
+        ({"x": [[0.0] * 3]}, r"makes list \[1, 3\]$"),
+    ],
+)
+def test_arrays_are_as_their_host_half_states_them(made, said):
+    class Half:
+        pass
+
+    specs, given = {"x": Spec((3,), "float32")}, lambda step, rows: made
+    batches = SimpleNamespace(features=Half(), start=0, batch=given, specs=specs)
+    if not said:
+        return check_objective.check_arrays(batches)
+    with pytest.raises(UserError, match=said):
+        check_objective.check_arrays(batches)
+
+
+def test_a_loss_without_a_gradient_is_refused():
+    def sums(params, cfg, encoded, batch, rng):
+        return {"mlm_loss": Sum(jnp.int32(jnp.sum(encoded.hidden)), jnp.ones(()))}
+
+    head = dataclasses.replace(mlm.make_head(), reads="everywhere", sums=sums)
+    objective = combine([head], CFG)
+    params = jax.eval_shape(objective.init, jax.random.key(0))
+    batches = SimpleNamespace(start=0, batch=lambda step, rows: make_batch())
+    with pytest.raises(UserError, match="'mlm_loss' as int32, which has no gradient"):
+        directions(objective, params, batches)
+
+
+def test_a_misspelt_host_half_is_said_before_that_there_are_two():
+    with pytest.raises(UserError, match="'mlmm' is unknown; did you mean 'mlm'"):
+        split_needs(frozenset({"mlm", "mlmm"}))
+    with pytest.raises(UserError, match=r"clm and mlm each prepare the rows"):
+        split_needs(frozenset({"mlm", "clm"}))
 
 
 def test_a_library_beside_the_package_is_outside():

@@ -41,6 +41,10 @@ def split_needs(needs: frozenset[str]) -> Needs:
     if len(rules) > 1:
         raise UserError(f"one pair objective at a time, not {' and '.join(rules)}")
     if len(halves) > 1:
+        for half in halves:
+            for one in half.split("+") if "*" in half else [half]:
+                name, _ = registry.parse_options(one.rpartition("*")[0] or one)
+                registry.check_module("objective: needs", name, PACKAGE, SUPPORT)
         raise UserError(
             f"objective: {' and '.join(halves)} each prepare the rows of text in their "
             f"own way: mix them by rows, objective={'+'.join(f'{h}*1' for h in halves)}"
