@@ -13,7 +13,7 @@ from typing import Any
 
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import UserError, __version__
+from bertjax import UserError, __version__, registry
 from bertjax.assembly import (
     command_line,
     init_from,
@@ -170,10 +170,12 @@ def _train(
         config, path, mesh, (prepared, hashes), restored, meta, log, teacher
     )
     run.describe(log)
+    outside = map(registry.is_outside, (config.optim.name, config.optim.schedule))
+    if path is None or any(outside):  # what is shipped fits together
+        run.trace_update()
     if path is None:
         from bertjax.reporting.batch_preview import dry_run_lines
 
-        run.trace_update()
         print("\n".join(dry_run_lines(run)))
         return 0
     loop = TrainLoop(run, stop, watch, overrides, log)

@@ -367,8 +367,9 @@ class TrainingRun:
     def trace_update(self) -> None:
         """Trace an update: what its parts return has to fit together. Raises UserError,
         which names the line of a part from outside that does not."""
-        name, tx = self.config.objective, self.config.optim.name
-        with say_where(f"objective={name}, optim.name={tx}: an update cannot be made"):
+        name, o = self.config.objective, self.config.optim
+        parts = f"objective={name}, optim.name={o.name}, optim.schedule={o.schedule}"
+        with say_where(f"{parts}: an update cannot be made"):
             for stage in self.batches.course.stages:
                 batch = stage.batch(stage.start)
                 with jax.set_mesh(self.mesh):

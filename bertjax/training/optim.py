@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from bertjax import registry
-from bertjax.parallel.sharding import Path, path_name
+from bertjax import UserError, registry
+from bertjax.parallel.sharding import Path, leaves_of, path_name
 from bertjax.training import OPTIMIZERS, layerwise
 from bertjax.training.muon import Parts, adamuon, muon, normuon
 from bertjax.training.schedules import Schedule
@@ -157,6 +157,30 @@ def keep_zeros(patterns: Sequence[str]) -> optax.GradientTransformation:
     return optax.stateless(update)
 
 
+def with_same_shapes(
+    part: optax.GradientTransformation, name: str
+) -> optax.GradientTransformationExtraArgs:
+    """Let a transform from outside refuse to make updates of other shapes than it got:
+    added to the parameters, each of them would be spread over all of its axes."""
+    part = optax.with_extra_args_support(part)
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        made, state = part.update(updates, state, params, **extra)
+        has, needs = (
+            {path: jnp.shape(leaf) for path, leaf in leaves_of(tree).items()}
+            for tree in (made, updates)
+        )
+        for path in needs:
+            if has.get(path, needs[path]) != needs[path]:
+                raise UserError(
+                    f"optim.name: {name}: its update of {path} has the shape "
+                    f"{has[path]}, the gradient {needs[path]}"
+                )
+        return made, state
+
+    return optax.GradientTransformationExtraArgs(part.init, update)
+
+
 def make_optimizer(
     name: str,
     schedule: Schedule,
@@ -187,6 +211,8 @@ def make_optimizer(
         key, maker = "optim.name", "make_optimizer"
         module, options = registry.load_outside(key, name, maker)
         parts = registry.make(key, module, maker, options, **settings)
+        parts = parts if isinstance(parts, list) else [parts]
+        parts = [with_same_shapes(part, module.__name__) for part in parts]
     else:
         parts = MAKERS[name](**{key: settings[key] for key in OPTIMIZERS[name]})
     parts = parts if isinstance(parts, list) else [parts]

@@ -152,8 +152,13 @@ def find_writer(name: str) -> type:
             raise UserError(
                 f"log.writers: {name!r} cannot be imported: {reason}"
             ) from e
-        if not isinstance(found, type) or not hasattr(found, "write"):
-            raise UserError(f"log.writers: {name!r} is no class with a method `write`")
+        methods = "write", "flush", "close"
+        lacking = [m for m in methods if not hasattr(found, m)]
+        if lacking or not isinstance(found, type):
+            method = [*lacking, "write"][0]
+            raise UserError(
+                f"log.writers: {name!r} is no class with a method `{method}`"
+            )
         return found
     if name == "wandb" and importlib.util.find_spec("wandb") is None:
         raise UserError("log.writers=wandb: pip install wandb")

@@ -4,6 +4,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from conftest import read_rows
 
@@ -33,6 +34,34 @@ def test_an_optimizer():
     for momentum in (1.0, 1.5):
         updates, state = tx.update(grads, state, params)
         np.testing.assert_allclose(updates["kernel"], -0.1 * (momentum + 0.1 * 2.0))
+
+
+def test_updates_of_other_shapes_are_refused(monkeypatch):
+    """They would be spread over the parameters."""
+    total = optax.stateless(lambda grads, _: jax.tree.map(jnp.sum, grads))
+    for parts in (total, [optax.identity(), total]):
+        monkeypatch.setattr(
+            "lab.momentum.make_optimizer", lambda wd, parts=parts: parts
+        )
+        tx = make_optimizer("lab.momentum", lambda step: 0.1, **SETTINGS)
+        params = {"bag": {"kernel": jnp.ones((2, 3))}}
+        words = r"lab\.momentum: its update of bag/kernel has the shape \(\), the grad"
+        with pytest.raises(UserError, match=words):
+            tx.update(params, tx.init(params), params)
+
+
+@pytest.mark.usefixtures("no_listener")
+def test_a_schedule_that_cannot_be_traced_is_refused_before_a_step(
+    arguments, tmp_path, monkeypatch
+):
+    def make_schedule(total):
+        return lambda step: 1.0 if step < total else 0.5
+
+    monkeypatch.setattr("lab.triangle.make_schedule", make_schedule)
+    given = [*arguments, "--config.optim.schedule=lab.triangle"]
+    words = r"optim\.schedule=lab\.triangle: an update cannot be made: Tracer.*"
+    with pytest.raises(UserError, match=words + r"test_plug_ins\.py, line \d+\)$"):
+        train.main([*given, f"--workdir={tmp_path / 'run'}"])
 
 
 def test_layer_decay_and_clipping_are_those_of_every_optimizer():

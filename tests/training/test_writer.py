@@ -227,10 +227,14 @@ def test_a_service_out_of_reach_does_not_end_a_run(tmp_path, monkeypatch):
         ("json.NoWriter", "cannot be imported"),
         (".their.Writer", "cannot be imported: TypeError"),
         ("unfinished_writer.Writer", "cannot be imported: SyntaxError"),
+        ("logging.Handler", "is no class with a method `write`"),
+        ("half_a_writer.Writer", "is no class with a method `flush`"),
     ],
 )
 def test_unknown_writers(name, word, tmp_path, monkeypatch):
     (tmp_path / "unfinished_writer.py").write_text("class Writer(\n")
+    half = "class Writer:\n    def write(self, row): pass\n"
+    (tmp_path / "half_a_writer.py").write_text(half)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match=word):
         w.find_writer(name)
