@@ -253,7 +253,7 @@ def mask_tokens(
         rows = Rows(ids, attention_mask[part], keys[part], own_marks)
         chosen = masker.choose(rows, tables, P)
         if not isinstance(masker, PresetMasker):
-            _check_chosen(chosen, rows.ids.shape)
+            _check_chosen(chosen, rows)
         _apply(masker, chosen, rows, tables, block)
         if drawn is not None and chosen.lengths is not None:
             drawn.append(chosen.lengths)
@@ -288,8 +288,10 @@ def _apply(
     ids[at[used]] = new[used]
 
 
-def _check_chosen(chosen: Chosen, shape: tuple[int, ...]) -> None:
-    """Refuse what `choose` of a masker from outside returned, unless it is columns."""
+def _check_chosen(chosen: Chosen, rows: Rows) -> None:
+    """Refuse what `choose` of a masker from outside returned, unless it is columns, and
+    none of padding."""
+    shape = rows.ids.shape
     columns = getattr(chosen, "column", chosen)
     given = np.shape(columns)
     if not isinstance(chosen, Chosen) or len(given) != 2 or given[0] != shape[0]:
@@ -302,6 +304,12 @@ def _check_chosen(chosen: Chosen, shape: tuple[int, ...]) -> None:
         raise UserError(
             f"data.masking: the masker chose column {columns.min()} to {columns.max()} "
             f"of rows of {shape[1]} tokens"
+        )
+    used = columns < shape[1]
+    if not np.all(np.take_along_axis(rows.real, columns * used, axis=1)[used]):
+        raise UserError(
+            "data.masking: the masker chose padding, which predicts itself: choose "
+            "among is_text(rows, tables), or where rows.real is 1"
         )
 
 

@@ -122,6 +122,13 @@ def test_a_masker_that_writes_into_its_rows_is_no_right_guess():
         mask(masker)
 
 
+def test_padding_is_not_predicted():
+    masker = make_masker("lab.every_third")
+    masker.choose = lambda rows, tables, P: choose_where(rows.ids == 0, P)
+    with pytest.raises(UserError, match="the masker chose padding"):
+        mask(masker)
+
+
 def test_more_predictions_than_there_is_room_for_are_refused():
     masker = make_masker("lab.every_third")
     chosen = masker.choose
