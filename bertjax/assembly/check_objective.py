@@ -56,10 +56,10 @@ def check_arrays(batches: Any) -> None:
         return
     batch = batches.batch(batches.start, slice(0, 1))
     for name, spec in batches.specs.items():
-        made, found = batch.get(name), "does not make it"
-        if made is not None:
-            shape, dtype = np.shape(made), getattr(made, "dtype", None)
-            kind = type(made).__name__ if dtype is None else dtype
+        array, found = batch.get(name), "does not make it"
+        if array is not None:
+            shape, dtype = np.shape(array), getattr(array, "dtype", None)
+            kind = type(array).__name__ if dtype is None else dtype
             found = f"makes {kind} {list(shape)}"
             same = dtype is not None and np.can_cast(dtype, spec.dtype, "same_kind")
             if same and shape[1:] == spec.shape:

@@ -165,10 +165,10 @@ def with_same_shapes(
     part = optax.with_extra_args_support(part)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
-        made, state = part.update(updates, state, params, **extra)
+        result, state = part.update(updates, state, params, **extra)
         has, needs = (
             {path: jnp.shape(leaf) for path, leaf in leaves_of(tree).items()}
-            for tree in (made, updates)
+            for tree in (result, updates)
         )
         for path in needs:
             if has.get(path, needs[path]) != needs[path]:
@@ -176,7 +176,7 @@ def with_same_shapes(
                     f"optim.name: {name}: its update of {path} has the shape "
                     f"{has[path]}, the gradient {needs[path]}"
                 )
-        return made, state
+        return result, state
 
     return optax.GradientTransformationExtraArgs(part.init, update)
 
