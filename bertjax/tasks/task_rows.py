@@ -207,7 +207,8 @@ class Rows:
     """Labelled examples, once `plan(length)` has laid them out.
 
     counts: i64 [V], how often each id occurs. labels: of each example, None where there
-    are none. length: tokens of a sequence, 0 without a layout. Of the class: choices,
+    are none. length: tokens of a sequence, 0 without a layout; planned: those of the
+    layout, where `length` is narrowed to what some rows need. Of the class: choices,
     sequences in a row; shortest, tokens that a sequence needs; label_kind, what labels
     are called; writes, whether they are scored, or answered, by texts that the model
     writes (generation/answers.py); has_tables, whether a step searches their `tables`.
@@ -217,6 +218,7 @@ class Rows:
     counts: np.ndarray
     labels: np.ndarray | None = field(default=None, kw_only=True)
     length: int = field(default=0, kw_only=True)
+    planned: int = field(default=0, kw_only=True)
 
     choices = 1
     shortest = 3
@@ -264,7 +266,7 @@ class Rows:
             raise UserError(
                 f"data.length={length} is too short: rows need {self.shortest}"
             )
-        return replace(self, length=length)
+        return replace(self, length=length, planned=length)
 
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
         """Make rows; labels are 0 where there are none."""

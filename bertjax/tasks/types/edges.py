@@ -38,11 +38,9 @@ FIXED = counter_rng.fold(0, "context")  # of rows that are scored or answered
 
 @dataclass(frozen=True, eq=False)
 class Subgraphs(TripleRows):
-    """A row a query. learns: whether the context is drawn anew in every epoch;
-    planned: the length of `plan`."""
+    """A row a query. learns: whether the context is drawn anew in every epoch."""
 
     learns: bool = True
-    planned: int = 0
 
     shortest = FRAME
     answered = "relations"
@@ -62,7 +60,7 @@ class Subgraphs(TripleRows):
                 f"data.length={length}: rows of subgraphs have {LONGEST} tokens at "
                 "most, since who sees whom is a table of all pairs"
             )
-        return replace(super().plan(length), planned=length)
+        return super().plan(length)
 
     @cached_property
     def incident(self) -> tuple[np.ndarray, np.ndarray]:

@@ -38,7 +38,6 @@ class Spellings(TripleRows):
 
     spelled: Spelled
     answers_table: Candidates
-    planned: int = 0  # the length of `plan`: predict narrows `length` alone
 
     @property
     def candidates(self) -> Candidates:
@@ -68,7 +67,7 @@ class Spellings(TripleRows):
                 f"which {self.candidates.longest} are masks, as many as the longest "
                 "entity has pieces (task.target_length cuts it)"
             )
-        return replace(super().plan(length), planned=length)
+        return super().plan(length)
 
     @cached_property
     def given(self) -> np.ndarray:

@@ -40,8 +40,7 @@ class Sequences(text_rows.Texts):
     tokenizer: what made them. targets: all of them, None where there are none; those of
     example i are first[i] to first[i + 1], and first is i64 [n + 1]. references: the
     targets of each example as they stand. draws: whether an epoch learns one of an
-    example's targets that is drawn for it; else it is the first. text_room: tokens of
-    a row that are the text's at most, special ones included.
+    example's targets that is drawn for it; else it is the first.
     """
 
     tokenizer: Any = None
@@ -49,7 +48,6 @@ class Sequences(text_rows.Texts):
     first: np.ndarray | None = None
     references: Sequence[Sequence[str]] = ()
     draws: bool = True
-    text_room: int = 0
 
     def arrays(self) -> list[np.ndarray | None]:
         if self.targets is None:
@@ -81,7 +79,7 @@ class Sequences(text_rows.Texts):
 
     @property
     def room(self) -> int:
-        return self.text_room
+        return self.planned - self.reserved
 
     def plan(self, length: int) -> Self:
         if self.in_row and length < self.shortest:
@@ -89,8 +87,7 @@ class Sequences(text_rows.Texts):
                 f"data.length={length} is too short: rows need {self.shortest}, of "
                 f"which task.target_length={self.form.targets.length} is for targets"
             )
-        laid = super().plan(length)
-        return replace(laid, text_room=length - self.reserved)
+        return super().plan(length)
 
     @cached_property
     def target_sizes(self) -> np.ndarray:
@@ -114,7 +111,7 @@ class Sequences(text_rows.Texts):
         if many := int((cut > 0).sum()):
             less = f" less {self.reserved} for the target" * self.in_row
             yield (
-                f"{many:,} of {self.n:,} texts are cut at {self.text_room} tokens: "
+                f"{many:,} of {self.n:,} texts are cut at {self.room} tokens: "
                 f"data.length={self.length}{less}"
             )
         if self.targets is not None:
