@@ -55,26 +55,24 @@ class _Together(CollectionRows):
         kept = np.minimum(full, self.length)
         return kept, full - kept
 
+    def plan(self, length: int) -> Self:
+        laid = Rows.plan(self, length)
+        longest = self.texts.lengths[: self.queries].max() + 2 + self.form.separators
+        longest += self.texts.lengths[self.queries :].max()
+        return replace(laid, length=min(length, round_up(longest)))
+
     def notes(self) -> Iterator[str]:
         yield from Rows.notes(self)
 
 
 @dataclass(frozen=True, eq=False)
 class Listed(_Together, Pairs):
-    """A row a query with a passage that answers it and `drawn` negatives."""
-
-    candidates: int = 10
+    """A row a query with a passage that answers it and negatives."""
 
     @property
     def choices(self) -> int:  # type: ignore[override]
         """Sequences of a row."""
-        return 1 + self.drawn
-
-    def plan(self, length: int) -> Self:
-        laid = Rows.plan(self, length)
-        longest = self.texts.lengths[: self.queries].max() + 2 + self.form.separators
-        longest += self.texts.lengths[self.queries :].max()
-        return replace(laid, length=min(length, round_up(longest)))
+        return 1 + self.form.drawn
 
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
         """Make rows: input_ids, attention_mask, token_type_ids i32 [b, C, L];
@@ -107,27 +105,24 @@ class Listed(_Together, Pairs):
             yield name, decode(tokenizer, row["input_ids"][k][real])
 
     def for_scores(self) -> Rows:
-        parts = self.form, self.counts, self.texts, self.grades, self.own
-        return Candidates(*parts, candidates=self.candidates)
+        return Candidates(self.form, self.counts, self.texts, self.grades, self.own)
 
 
 @dataclass(frozen=True, eq=False)
 class Candidates(_Together, CollectionRows):
     """A row a query and a passage that may answer it."""
 
-    candidates: int = 10
-
     @cached_property
     def pairs(self) -> np.ndarray:
         """i64 [n, 2], of `texts`, those of a query after those of the one before; a
         copy of what answers it is not drawn."""
-        out = []
+        out, most = [], self.form.candidates
         count = len(self.texts.lengths) - self.queries
         for query, grades in enumerate(self.grades):
             found = dict.fromkeys(grades)
             start = counter_rng.fold(0, "candidates", query)
-            for slot in range(4 * self.candidates):
-                if len(found) >= self.candidates:
+            for slot in range(4 * most):
+                if len(found) >= most:
                     break
                 other = int(counter_rng.below(start, slot, count))
                 if not self.is_relevant(query, other):
@@ -135,8 +130,6 @@ class Candidates(_Together, CollectionRows):
             found.pop(int(self.own[query]), None)
             out += [(query, self.queries + passage) for passage in found]
         return np.array(out, np.int64)
-
-    plan = Listed.plan
 
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
         """Make rows of one sequence each: input_ids and the like, i32 [b, L]."""
@@ -174,9 +167,7 @@ def make_rows(
     """Encode a collection; without labels rows of two texts, whose score is asked."""
     if not labelled and not (read and isinstance(read[0], Collection)):
         return text_rows.make_texts(read, form, tokenizer, False, *say)
-    rows = retrieve.make_pairs(
-        read, form, tokenizer, rows=Listed, candidates=form.candidates
-    )
+    rows = retrieve.make_pairs(read, form, tokenizer, rows=Listed)
     if len(np.unique(rows.identity)) == 1:
         raise UserError(
             "objective=rerank: all passages are the same, and a query needs one that "

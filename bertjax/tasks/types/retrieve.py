@@ -33,11 +33,10 @@ MOST = 1024  # answers of a query that a batch knows
 class Pairs(CollectionRows):
     """A row a query and a passage that answers it; `for_scores` is what is searched.
 
-    drawn: given negatives of a row at most. searched: the class of what is searched.
-    with_query_positions: whether a batch says where queries stand.
+    searched: the class of what is searched. with_query_positions: whether a batch says
+    where queries stand.
     """
 
-    drawn: int = 1
     searched: "type[Searched] | None" = None
     with_query_positions: bool = False
 
@@ -58,7 +57,7 @@ class Pairs(CollectionRows):
         longest = np.zeros(n, np.int64)  # of each query's given negatives
         owner = np.repeat(np.arange(n), given.lengths)
         np.maximum.at(longest, owner, laid.kept[n + given.tokens])
-        most = np.minimum(given.lengths, self.drawn) * longest
+        most = np.minimum(given.lengths, self.form.drawn) * longest
         rows = laid.kept[query] + laid.kept[passage] + most[query]
         return replace(laid, length=round_up(rows.max()))
 
@@ -124,7 +123,7 @@ class Pairs(CollectionRows):
     def members(self, example: np.ndarray, keys: Any) -> np.ndarray:
         """Return the texts of rows: i64 [b, S], a query, a passage that answers it,
         and neighbours among its given negatives, from one that is drawn; -1: none."""
-        most = min(self.drawn, int(self.negatives.lengths.max(initial=0)))
+        most = min(self.form.drawn, int(self.negatives.lengths.max(initial=0)))
         members = np.full((len(example), 2 + most), -1, np.int64)
         members[:, :2] = self.pairs[example]
         query = members[:, 0]
@@ -142,7 +141,7 @@ class Pairs(CollectionRows):
 
     def names_of(self, example: int) -> Sequence[str]:
         """Return what the texts of a row are, for `tell`."""
-        return "query", "passage", *["negative"] * self.drawn
+        return "query", "passage", *["negative"] * self.form.drawn
 
     def for_scores(self) -> Rows:
         parts = self.form, self.counts, self.texts, self.grades, self.own
@@ -262,8 +261,8 @@ def make_pairs(
     (whole,) = read
     texts = Ragged.encode(tokenizer, [*whole.queries, *whole.passages])
     grades, own = tuple(whole.grades), np.array(whole.own, np.int64)
-    more = {"taught": tuple(whole.scores), "drawn": form.drawn, **more}
-    return rows(form, texts.counts(tokenizer), texts, grades, own, **more)
+    taught = tuple(whole.scores)
+    return rows(form, texts.counts(tokenizer), texts, grades, own, taught, **more)
 
 
 def _check(config: ConfigDict) -> None:
