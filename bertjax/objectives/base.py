@@ -22,7 +22,6 @@ from bertjax.models.layers import Params
 
 Batch = Mapping[str, jax.Array]
 Specs = Mapping[str, Any]  # of the arrays of a batch; each has a `shape`, without B
-PACKAGE = "bertjax.objectives"
 SEQUENCES = ("input_ids", "attention_mask", "token_type_ids")
 
 

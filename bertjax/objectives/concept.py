@@ -59,7 +59,8 @@ def make_label_head(
     def weigh(batch: Batch) -> jax.Array:
         if of == "texts":
             rows = row_weights(batch)
-            return rows[:, None] * batch["cls_weights"] if _is_packed(batch) else rows
+            packed = "cls_positions" in batch
+            return rows[:, None] * batch["cls_weights"] if packed else rows
         weights = batch["mlm_weights"]
         if name == "control" and "concept_labels" in batch:
             # Words of the concept would teach a control the concept.
@@ -91,10 +92,6 @@ def make_label_head(
         coefficients={f"{name}_loss": weight},
         shardings=heads.task_shardings(name),
     )
-
-
-def _is_packed(batch: Batch) -> bool:
-    return "cls_positions" in batch
 
 
 def make_head(

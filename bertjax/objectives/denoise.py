@@ -2,9 +2,7 @@
 """Denoising by an encoder and a decoder: T5 (Raffel et al. 2020, section 3.1.4), BART
 (Lewis et al. 2020, section 2), UL2 (Tay et al. 2022)."""
 
-import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +13,7 @@ from bertjax.models.config import EncoderConfig
 from bertjax.models.flops import decoder_flops, encoder_flops, head_flops
 from bertjax.models.layers import Params
 from bertjax.objectives.base import Batch, Objective, Specs, Term
-from bertjax.objectives.token_head import PARAMS, score_tokens, sum_in_chunks
+from bertjax.objectives.token_head import PARAMS, score_in_chunks
 from bertjax.parallel.sharding import gather_params
 
 TARGETS = {"text": "noise", "spans": "spans:density={density},mean={mean}"}
@@ -54,7 +52,7 @@ def make_objective(
             f"objective: denoise's {name}={law[name]} is of target=spans: leave it "
             "out, or give data.noise"
         )
-    cfg = dataclasses.replace(cfg, pooler=False)
+    cfg = encoder.without_pooler(cfg)
     objective = Objective(
         init=functools.partial(init, cfg),
         weights=functools.partial(weights, z_loss=z_loss),
@@ -96,12 +94,8 @@ def sums(
     batch = dict(batch)
     memory = decoder.encode(params, cfg, batch, rng)
     hidden = decoder.apply(params, cfg, batch, memory, rng)
-
-    def score(first: jax.Array | None, *arrays: jax.Array) -> tuple[Any, tuple[()]]:
-        return score_tokens(params, cfg, *arrays, "denoise", z_loss)[0], ()
-
     arrays = hidden, batch["lm_ids"], batch["lm_weights"]
-    return sum_in_chunks(score, cfg, arrays)[0]
+    return score_in_chunks(params, cfg, arrays, "denoise", z_loss)
 
 
 def flops(cfg: EncoderConfig, specs: Specs) -> float:

@@ -21,7 +21,7 @@ from bertjax.objectives.base import EVERYWHERE, Batch, Head, Sum
 from bertjax.objectives.losses import cosine_distance, kl_divergence
 from bertjax.objectives.piecewise_gradient import add_pieces
 from bertjax.objectives.task_head import real_tokens
-from bertjax.objectives.teacher import Teacher, init_mlm_teacher
+from bertjax.objectives.teacher import Teacher
 from bertjax.objectives.token_head import PARAMS, count_chunks
 from bertjax.parallel.sharding import TEACHER, size_along
 
@@ -86,7 +86,7 @@ def make_head(
 
     init_teacher = None
     if teacher is not None:
-        whole = functools.partial(init_mlm_teacher, teacher)
+        whole = functools.partial(teacher.init, mlm=heads.init_mlm)
         init_teacher = whole if kl else teacher.init
     return Head(
         "distil",

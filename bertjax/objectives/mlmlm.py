@@ -23,7 +23,7 @@ from bertjax.models.layers import Params
 from bertjax.objectives.base import Batch, Head, Labels, Sum
 from bertjax.objectives.entity_ranks import best_candidates, check_top, count_above
 from bertjax.objectives.task_head import weights_of
-from bertjax.objectives.token_head import PARAMS, score_tokens, sum_in_chunks
+from bertjax.objectives.token_head import PARAMS, score_in_chunks, sum_in_chunks
 
 SCORES = dict.fromkeys(("mean_logp", "mean_p", "sum_logp"))
 
@@ -84,12 +84,8 @@ def make_head(
     ) -> dict[str, Sum]:
         if "mlm_ids" not in batch:  # rows that are to be answered
             return {}
-
-        def of_slots(_: Any, *arrays: jax.Array) -> tuple[Any, tuple[()]]:
-            return score_tokens(params, cfg, *arrays)[0], ()
-
         arrays = encoded.hidden, batch["mlm_ids"], slot_weights(batch)
-        return sum_in_chunks(of_slots, cfg, arrays)[0]
+        return score_in_chunks(params, cfg, arrays)
 
     def entity_scores(
         params: Params, cfg: EncoderConfig, encoded: Encoded

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """UniLMv2's pseudo-masked language model (Bao et al. 2020, section 3)."""
 
-import dataclasses
-
 from bertjax import UserError
 from bertjax.models.config import EncoderConfig
+from bertjax.models.encoder import without_pooler
 from bertjax.objectives.base import Objective
 from bertjax.objectives.combine import combine
 from bertjax.objectives.token_head import make_token_head
@@ -27,5 +26,5 @@ def make_objective(
         )
     needs = frozenset({f"pmlm:blocks={blocks},longest={longest}"})
     heads = [make_token_head(name, needs, z_loss=z_loss) for name in ("mlm", "par")]
-    cfg = dataclasses.replace(cfg, pooler=False)
+    cfg = without_pooler(cfg)
     return combine(heads, cfg), cfg

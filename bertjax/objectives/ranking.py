@@ -106,7 +106,7 @@ class Ranking:
 
     def weights(self, batch: Batch) -> dict[str, jax.Array]:
         """{term: global weight}; {} for rows that are only searched."""
-        if "relevant_numbers" not in batch:
+        if not has_losses(batch):
             return {}
         rows = jnp.sum(row_weights(batch))
         out = {f"{name}_loss": rows for name in self.names}

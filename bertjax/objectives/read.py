@@ -121,13 +121,11 @@ def make_head(
         passages = passage_log_probs(scores, batch, temperature)
         return passages, *place_log_probs(logits, batch)
 
-    def row_sums(batch):
-        return row_weights(batch) * jnp.any(batch["span_starts"] >= 0, axis=(1, 2))
-
     def weights(batch):
         if "span_starts" not in batch:
             return {}
-        return {f"{NAME}_loss": jnp.sum(row_sums(batch))}
+        has_answer = jnp.any(batch["span_starts"] >= 0, axis=(1, 2))
+        return {f"{NAME}_loss": jnp.sum(row_weights(batch) * has_answer)}
 
     def sums(params, cfg, encoded, batch, rng):
         if "span_starts" not in batch:

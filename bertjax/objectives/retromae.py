@@ -53,7 +53,7 @@ from bertjax.models.transformer_layer import (
     normalise,
 )
 from bertjax.objectives.base import Batch, Objective, Specs, Term
-from bertjax.objectives.token_head import PARAMS, score_tokens, sum_in_chunks
+from bertjax.objectives.token_head import PARAMS, score_in_chunks
 from bertjax.parallel.sharding import PARAM_AXES, constrain, gather_params
 
 NAME = "retromae"
@@ -157,12 +157,8 @@ def sums(
         written = decode(params, own, batch, vectors, seen, fold_in(rng, OWN_KEYS))
     terms: dict[str, Term] = {}
     for name, states in (("mlm", hidden), (NAME, written)):
-
-        def score(first, *arrays, name=name):
-            return score_tokens(params, cfg, *arrays, name)[0], ()
-
         arrays = states, batch[f"{name}_ids"], batch[f"{name}_weights"]
-        terms |= sum_in_chunks(score, cfg, arrays)[0]
+        terms |= score_in_chunks(params, cfg, arrays, name)
     return terms
 
 

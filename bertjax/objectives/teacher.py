@@ -17,7 +17,6 @@ from bertjax import UserError
 from bertjax.models import encoder
 from bertjax.models.config import EncoderConfig
 from bertjax.models.flops import encoder_flops
-from bertjax.models.heads import init_mlm
 from bertjax.models.layers import Params
 from bertjax.objectives.base import Batch, Sum
 from bertjax.parallel.sharding import TEACHER
@@ -89,8 +88,3 @@ class Teacher:
     def head_flops(self, cfg: EncoderConfig, length: int, predictions: int) -> float:
         """Count what it adds to a student's step, as Head.flops does."""
         return self.flops(length)
-
-
-def init_mlm_teacher(teacher: Teacher, rng: jax.Array) -> Params:
-    """Make parameters of a masked LM's form."""
-    return teacher.init(rng, mlm=init_mlm)

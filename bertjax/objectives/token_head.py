@@ -69,14 +69,9 @@ def make_token_head(
                 f'head needs reads="{reads}"'
             )
 
-        def score(first: jax.Array | None, *arrays: jax.Array) -> tuple[Any, tuple[()]]:
-            hidden, ids, weights = arrays
-            how = name, z_loss, never, normed
-            return score_tokens(params, cfg, hidden, ids, weights, *how)[0], ()
-
-        normed = f"{name}_norm" in batch
         arrays = encoded.hidden, ids, batch[f"{name}_weights"]
-        return sum_in_chunks(score, cfg, arrays)[0]
+        how = name, z_loss, never, f"{name}_norm" in batch
+        return score_in_chunks(params, cfg, arrays, *how)
 
     z_terms = [f"{name}_z_loss"] if z_loss else []
     reads = EVERYWHERE if everywhere else f"{name}_positions"
@@ -121,6 +116,20 @@ def score_tokens(
         counted = (weights > 0).astype(weights.dtype) if evenly else weights
         terms[f"{name}_accuracy"] = accuracy(logits, ids, counted)
     return terms, logits
+
+
+def score_in_chunks(
+    params: Params, cfg: EncoderConfig, arrays: Sequence[jax.Array], *how: Any
+) -> dict[str, Sum]:
+    """Return the terms of `score_tokens`, whose logits are made in pieces.
+
+    arrays: hidden, ids and weights; how: the arguments behind these.
+    """
+
+    def score(first: jax.Array | None, *arrays: jax.Array) -> tuple[Any, tuple[()]]:
+        return score_tokens(params, cfg, *arrays, *how)[0], ()
+
+    return sum_in_chunks(score, cfg, arrays)[0]
 
 
 def log_likelihoods_in_chunks(
