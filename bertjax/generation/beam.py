@@ -19,7 +19,6 @@ import numpy as np
 from bertjax.generation.decode import (
     ENDLESS,
     Batch,
-    Decoder,
     Ends,
     Generated,
     find_seen,
@@ -28,6 +27,8 @@ from bertjax.generation.decode import (
     take_rows,
 )
 from bertjax.generation.pick import NEVER, is_end, mark_seen, penalise
+from bertjax.models.incremental import Decoder
+from bertjax.models.layers import take_at
 
 LOST = -1e9  # transformers' score of what must not be taken
 
@@ -57,12 +58,7 @@ class Texts(NamedTuple):
 
     def take(self, which: jax.Array) -> "Texts":
         """Return those of each row at `which`, i32 [B, k]."""
-
-        def pick(x: jax.Array) -> jax.Array:
-            at = which.reshape(*which.shape, *(1,) * (x.ndim - 2))
-            return jnp.take_along_axis(x, at, axis=1)
-
-        return jax.tree.map(pick, self)
+        return jax.tree.map(lambda x: take_at(x, which), self)
 
 
 class Loop(NamedTuple):

@@ -6,8 +6,8 @@ One program does it all: the prompts at once (`prefill`), then a loop over steps
 """
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,24 +21,9 @@ from bertjax.generation.pick import (
     mark_seen,
     pick_tokens,
 )
+from bertjax.models.incremental import Decoder
 
 Batch = Mapping[str, Any]
-
-
-class Decoder(Protocol):
-    """The two functions of a model that writes from left to right.
-
-    prefill(params, batch, room) -> (cache, logits f32 [B, V] behind each row's last
-    token); room: tokens that a row can have, those of the batch included; a cache is
-    any tree of arrays with a row of the batch on axis 0 (models/cache.py).
-    extend(params, cache, ids i32 [B, n]) -> (cache, logits f32 [B, n, V] behind them).
-    """
-
-    @property
-    def prefill(self) -> Callable[[Any, Batch, int], tuple[Any, jax.Array]]: ...
-
-    @property
-    def extend(self) -> Callable[[Any, Any, jax.Array], tuple[Any, jax.Array]]: ...
 
 
 class Generated(NamedTuple):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an open model writes texts with, and in which ways it can."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -107,7 +106,6 @@ def open_left(opened: LoadedModel, lm: sequence_scorers.LanguageModel) -> TextMo
     from bertjax.generation.decode import Ends
 
     cfg, has_steps = lm.causal
-    cfg = dataclasses.replace(cfg, pooler=False)
     tokenizer, ids = lm.tokenizer, opened.generation
     names = set().union(*map(objectives.part_names, lm.learnt))
     begin = () if tokenizer.cls_id == tokenizer.sep_id else (tokenizer.cls_id,)
@@ -146,8 +144,7 @@ def open_dialogue(opened: LoadedModel, placed: tuple[Any, Any]) -> TextModel:
             "positions of answers are read in a table alone (model."
             "position_embedding_type=absolute, without windows and relative positions)"
         )
-    cfg, tokenizer = dataclasses.replace(cfg, pooler=False), opened.tokenizer
-    rows = dialogues.Conversations(opened)
+    tokenizer, rows = opened.tokenizer, dialogues.Conversations(opened)
     return TextModel(
         *place_decoder(cfg, params),
         tokenizer,
@@ -163,8 +160,7 @@ def open_seq2seq(opened: LoadedModel, params: Any) -> TextModel:
     """Open an encoder-decoder: prompts are the encoder's, texts the decoder's."""
     from bertjax.generation.decode import Ends
 
-    cfg = dataclasses.replace(opened.cfg, pooler=False)
-    tokenizer, ids = opened.tokenizer, opened.generation
+    cfg, tokenizer, ids = opened.cfg, opened.tokenizer, opened.generation
     if ids.decoder_start_token_id is None:
         raise UserError(f"{opened.checkpoint} does not say what its texts begin with")
     first, side = ids.forced_bos_token_id, find_side(opened)
@@ -189,7 +185,7 @@ def open_targets(opened: LoadedModel, params: Any) -> TextModel:
     """
     from bertjax.generation.decode import Ends
 
-    cfg, tokenizer = dataclasses.replace(opened.cfg, pooler=False), opened.tokenizer
+    cfg, tokenizer = opened.cfg, opened.tokenizer
     form = prepare_task.saved_form(opened.config, opened.meta)
     targets = prepare_task.targets_of(opened.config)
     start, begin = None, ()

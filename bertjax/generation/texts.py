@@ -40,7 +40,7 @@ class Side(NamedTuple):
 class TextModel(NamedTuple):
     """What writes from left to right.
 
-    decoder: generation.decode.Decoder; params: what it takes, on the device. lay_out:
+    decoder: models.incremental.Decoder; params: what it takes, on the device. lay_out:
     of prompts to ids, special tokens included. start: None, or of an encoder-decoder
     what its decoder's side begins with. context: the tokens of a prompt see each other,
     as a prefix LM has it; causal_steps: attention_steps say that they do not; else

@@ -22,7 +22,7 @@ from bertjax.generation.pick import (
     Pick,
     draw_keys,
     gumbel,
-    keep_likely,
+    pick_tokens,
 )
 
 Batch = Mapping[str, Any]
@@ -155,13 +155,8 @@ def guess(
     """
     likely = jax.nn.log_softmax(logits, axis=-1)
     entropy = -jnp.sum(jnp.where(likely > NEVER, jnp.exp(likely) * likely, 0), axis=-1)
-    if pick.draws:
-        slots = jnp.arange(logits.shape[1])
-        address = batch["rows"], batch["samples"], step, TOKENS
-        keys = draw_keys(seed, *(jnp.asarray(x)[..., None] for x in address), slots)
-        logits = keep_likely(logits / pick.temperature, pick.top_k, pick.top_p)
-        logits = logits + gumbel(keys, logits.shape[-1])
-    tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    keys = keys_of(batch, seed, step, TOKENS) if pick.draws else None
+    tokens = pick_tokens(pick, logits, keys)
     own = jnp.take_along_axis(likely, tokens[..., None], axis=-1)[..., 0]
     return tokens, own, entropy
 
@@ -207,10 +202,14 @@ def draw_lost(
 
 def noise_of(batch: Batch, seed: Any, step: jax.Array, purpose: int) -> jax.Array:
     """Return Gumbel noise of each blank, f32 [B, P]."""
+    return gumbel(keys_of(batch, seed, step, purpose), 1)[..., 0]
+
+
+def keys_of(batch: Batch, seed: Any, step: jax.Array, purpose: int) -> jax.Array:
+    """Return a key of jax.random for each blank, [B, P]."""
     slots = jnp.arange(batch["mlm_positions"].shape[1])
     address = batch["rows"], batch["samples"], step, purpose
-    keys = draw_keys(seed, *(jnp.asarray(x)[..., None] for x in address), slots)
-    return gumbel(keys, 1)[..., 0]
+    return draw_keys(seed, *(jnp.asarray(x)[..., None] for x in address), slots)
 
 
 def put(

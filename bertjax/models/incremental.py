@@ -11,7 +11,7 @@ parameters too (`unstack_layers`).
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,13 +37,15 @@ Batch = dict[str, jax.Array]
 class Decoder(NamedTuple):
     """What generates: the same two functions of every model.
 
-    prefill(params, batch, room) -> (Cache, logits f32 [B, V] behind each row's last
-    token). extend(params, cache, ids i32 [B, n]) -> (Cache, logits f32 [B, n, V]
-    behind each of the tokens). params: the whole tree.
+    prefill(params, batch, room) -> (cache, logits f32 [B, V] behind each row's last
+    token); room: tokens that a row can have, those of the batch included; a cache is a
+    Cache, or any tree of arrays with a row of the batch on axis 0. extend(params,
+    cache, ids i32 [B, n]) -> (cache, logits f32 [B, n, V] behind each of the tokens).
+    params: the whole tree.
     """
 
-    prefill: Callable[[Params, Batch, int], tuple[Cache, jax.Array]]
-    extend: Callable[[Params, Cache, jax.Array], tuple[Cache, jax.Array]]
+    prefill: Callable[[Params, Any, int], tuple[Any, jax.Array]]
+    extend: Callable[[Params, Any, jax.Array], tuple[Any, jax.Array]]
 
 
 def make_decoder(cfg: EncoderConfig) -> Decoder:
