@@ -7,6 +7,7 @@ inner product (of several vectors a text: MaxSim) the better; of equals the earl
 passage.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
@@ -22,26 +23,36 @@ Score = Callable[[slice, slice], np.ndarray]
 
 
 class Index(Protocol):
-    """The vectors of texts.
+    """The vectors of texts, or those of queries that are searched for.
 
     len(): texts; nbytes: of what is kept of them; split(n): the first n texts, and the
-    others. search(queries, leave, k) -> (numbers i64 [q, k], scores f32 [q, k]) of the
-    best passages of each query, best first, where there are no more -1 and -inf; leave:
-    of each query a passage that is none of its results, or -1. A vector that is no
-    number is never found.
+    others, of kinds that models make. score(queries, some of them, some texts) -> f32
+    [q, p]; costs(queries): floats that it makes for a pair, and for a text.
     """
 
     @property
     def nbytes(self) -> int: ...
     def __len__(self) -> int: ...
-    def split(self, n: int) -> tuple[Any, Any]: ...
+    def split(self, n: int) -> tuple[Self, Self]: ...
+    def score(self, queries: Any, rows: slice, which: slice) -> np.ndarray: ...
+    def costs(self, queries: Any) -> tuple[int, int]:
+        return 1, 1
+
     def search(
         self, queries: Any, leave: Sequence[int] | None = None, k: int = 100
-    ) -> Found: ...
+    ) -> Found:
+        """Return the best passages of each query, best first: numbers i64 [q, k] and
+        scores f32 [q, k], where there are no more -1 and -inf.
+
+        leave: of each query a passage that is none of its results, or -1. A vector that
+        is no number is never found.
+        """
+        score = functools.partial(self.score, queries)
+        return best(score, len(queries), len(self), leave, k, *self.costs(queries))
 
 
 @dataclass(frozen=True, eq=False)
-class Dense:
+class Dense(Index):
     """A vector a text: f32 [n, D].
 
     >>> passages = Dense(np.array([[1.0, 0], [0, 1], [2, 0]], np.float32))
@@ -65,18 +76,15 @@ class Dense:
         """Return vectors of some texts, f32."""
         return np.asarray(self.vectors[which], np.float32)
 
-    def search(
-        self, queries: Any, leave: Sequence[int] | None = None, k: int = 100
-    ) -> Found:
-        def score(rows: slice, which: slice) -> np.ndarray:
-            return queries.tile(rows) @ self.tile(which).T
+    def score(self, queries: Any, rows: slice, which: slice) -> np.ndarray:
+        return queries.tile(rows) @ self.tile(which).T
 
-        width = self.vectors.shape[1]
-        return best(score, len(queries), len(self), leave, k, width=width)
+    def costs(self, queries: Any) -> tuple[int, int]:
+        return 1, self.vectors.shape[1]
 
 
 @dataclass(frozen=True, eq=False)
-class Sparse:
+class Sparse(Index):
     """A few weights a text: scipy's csr_array [n, V]."""
 
     weights: Any
@@ -106,17 +114,12 @@ class Sparse:
     def split(self, n: int) -> tuple[Self, Self]:
         return type(self)(self.weights[:n]), type(self)(self.weights[n:])
 
-    def search(
-        self, queries: Any, leave: Sequence[int] | None = None, k: int = 100
-    ) -> Found:
-        def score(rows: slice, which: slice) -> np.ndarray:
-            return (queries.weights[rows] @ self.weights[which].T).toarray()
-
-        return best(score, len(queries), len(self), leave, k)
+    def score(self, queries: Any, rows: slice, which: slice) -> np.ndarray:
+        return (queries.weights[rows] @ self.weights[which].T).toarray()
 
 
 @dataclass(frozen=True, eq=False)
-class MultiVectors:
+class MultiVectors(Index):
     """A vector a token: f32 [T, E]; text i has those of [offsets[i], offsets[i + 1]).
 
     No text is without one.
@@ -151,22 +154,20 @@ class MultiVectors:
         tokens = self.tokens[begins[0] : begins[-1]]
         return np.asarray(tokens, np.float32), begins[:-1] - begins[0]
 
-    def search(
-        self, queries: Any, leave: Sequence[int] | None = None, k: int = 100
-    ) -> Found:
-        def score(rows: slice, which: slice) -> np.ndarray:
-            (asking, first), (tokens, begins) = queries.tile(rows), self.tile(which)
-            products = np.maximum.reduceat(asking @ tokens.T, begins, axis=1)
-            return np.add.reduceat(products, first, axis=0)
+    def score(self, queries: Any, rows: slice, which: slice) -> np.ndarray:
+        (asking, first), (tokens, begins) = queries.tile(rows), self.tile(which)
+        products = np.maximum.reduceat(asking @ tokens.T, begins, axis=1)
+        return np.add.reduceat(products, first, axis=0)
 
+    def costs(self, queries: Any) -> tuple[int, int]:
         asked, longest = (int(np.diff(x.offsets).max()) for x in (queries, self))
-        width = longest * self.tokens.shape[1]
-        return best(score, len(queries), len(self), leave, k, asked * longest, width)
+        return asked * longest, longest * self.tokens.shape[1]
 
 
 @dataclass(frozen=True, eq=False)
-class Int8:
-    """Dense vectors in 8 bits a number: i8 [n, D] times a scale f32 [D]."""
+class Int8(Index):
+    """Dense vectors in 8 bits a number: i8 [n, D] times a scale f32 [D]. Queries are in
+    f32."""
 
     codes: np.ndarray
     scale: np.ndarray
@@ -191,25 +192,17 @@ class Int8:
     def nbytes(self) -> int:
         return int(self.codes.nbytes + self.scale.nbytes)
 
-    def split(self, n: int) -> tuple[Self, Self]:
-        parts = self.codes[:n], self.codes[n:]
-        return type(self)(parts[0], self.scale), type(self)(parts[1], self.scale)
+    def score(self, queries: Any, rows: slice, which: slice) -> np.ndarray:
+        return (queries.tile(rows) * self.scale) @ self.codes[which].astype("f4").T
 
-    def search(
-        self, queries: Dense, leave: Sequence[int] | None = None, k: int = 100
-    ) -> Found:
-        """Search with queries in f32."""
-
-        def score(rows: slice, which: slice) -> np.ndarray:
-            return (queries.tile(rows) * self.scale) @ self.codes[which].astype("f4").T
-
-        width = self.codes.shape[1]
-        return best(score, len(queries), len(self), leave, k, width=width)
+    def costs(self, queries: Any) -> tuple[int, int]:
+        return 1, self.codes.shape[1]
 
 
 @dataclass(frozen=True, eq=False)
-class Binary:
-    """The signs of dense vectors, a bit a number: u8 [n, ceil(D / 8)]."""
+class Binary(Index):
+    """The signs of dense vectors, a bit a number: u8 [n, ceil(D / 8)]. Scores are inner
+    products of +1 and -1 with queries in f32."""
 
     bits: np.ndarray
     width: int
@@ -229,20 +222,12 @@ class Binary:
     def nbytes(self) -> int:
         return int(self.bits.nbytes)
 
-    def split(self, n: int) -> tuple[Self, Self]:
-        parts = self.bits[:n], self.bits[n:]
-        return type(self)(parts[0], self.width), type(self)(parts[1], self.width)
+    def score(self, queries: Any, rows: slice, which: slice) -> np.ndarray:
+        bits = np.unpackbits(self.bits[which], axis=1, count=self.width)
+        return queries.tile(rows) @ (2 * bits.astype(np.float32) - 1).T
 
-    def search(
-        self, queries: Dense, leave: Sequence[int] | None = None, k: int = 100
-    ) -> Found:
-        """Search with queries in f32: inner products with +1 and -1."""
-
-        def score(rows: slice, which: slice) -> np.ndarray:
-            bits = np.unpackbits(self.bits[which], axis=1, count=self.width)
-            return queries.tile(rows) @ (2 * bits.astype(np.float32) - 1).T
-
-        return best(score, len(queries), len(self), leave, k, width=3 * self.width)
+    def costs(self, queries: Any) -> tuple[int, int]:
+        return 1, 3 * self.width
 
 
 def _finite(vectors: np.ndarray) -> np.ndarray:
