@@ -87,19 +87,17 @@ FLAGS = {
 }
 
 
-# Flags that some scorers read and others do not.
-REFINING = ("rates", "length", "mask_unit", "examples", "variant", "columns", "label")
-REFINING += ("scorer", "begin", "stride", "characters", "draws", "estimator")
-REFINING += ("mask_weights", "precision", "rerank", "depth", "mine", "negatives")
-REFINING += ("margin", "rank", "top_k")
+# Flags that all scorers read.
+SHARED = {"model", "workdir", "step", "text", "what"}
+SHARED |= {"batch_size", "dtype", "weights", "json"}
 
 
 def main(argv: Sequence[str]) -> int:
     args = command_line.parse(argv, FLAGS, __doc__, needs_config=False)
     keep_freed_memory()
     scorer = own if args.what is None else load_scorer(args.what)
-    for name in REFINING:
-        if getattr(args, name) is None or name in scorer.FLAGS:
+    for name in FLAGS:
+        if name in SHARED or getattr(args, name) is None or name in scorer.FLAGS:
             continue
         readers = [x for x in scorer_names() if name in load_scorer(x).FLAGS]
         ways = [f"with --what={x}" for x in readers]

@@ -30,9 +30,9 @@ def to_json(
     keys = *words, *task_type.settings
     if task_type.exported is not None:
         keys = task_type.exported
-    values = {key: config.task[key] for key in keys}
-    values |= {key: task[key] for key in ("threshold",) if key in task}
-    named = {f"{PREFIX}{key}": value for key, value in values.items()}
+    named = {f"{PREFIX}{key}": config.task[key] for key in keys}
+    if "threshold" in task:
+        named[THRESHOLD] = task["threshold"]
     known = raw if raw and "architectures" in raw else named
     return {key: value for key, value in named.items() if key in known}
 

@@ -82,11 +82,8 @@ def make_graph(
     )
 
 
-def make_open_graph(
-    config: ConfigDict, train: Sequence[Triple], others: Sequence[Triple], say: Say
-) -> Graph:
-    """Make a graph whose entities and relations need not be learnt from."""
-    return make_graph(config, train, others, say, is_open=True)
+# Makes a graph whose entities and relations need not be learnt from.
+make_open_graph = partial(make_graph, is_open=True)
 
 
 def open_graph(config: ConfigDict, facts: Mapping[str, Any]) -> Graph:

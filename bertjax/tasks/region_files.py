@@ -184,21 +184,18 @@ def make_objects(rows: Sequence[Row], column: str, names: Sequence[str]) -> Obje
 # ------------------------------------------------------------------------- npz files
 @dataclass(frozen=True, eq=False)
 class RegionFiles:
-    """Images each of which is a file, read when it is wanted. classes: how many there
-    are; 0: files have none, or theirs are not read. checksums: the zip's own."""
+    """Images each of which is a file, read when it is wanted. sizes: regions of each.
+    classes: how many there are; 0: files have none, or theirs are not read. checksums:
+    the zip's own."""
 
     paths: tuple[Path, ...]
-    counts: np.ndarray
+    sizes: np.ndarray
     checksums: np.ndarray
     classes: int
 
     @property
-    def sizes(self) -> np.ndarray:
-        return self.counts
-
-    @property
     def identity(self) -> list[np.ndarray]:
-        return [self.counts, self.checksums]
+        return [self.sizes, self.checksums]
 
     def load(self, number: int) -> ImageRegions:
         """Read a file. Raises UserError where it holds what it should not."""
@@ -273,8 +270,8 @@ def open_files(paths: Sequence[Path], width: int, classes: int) -> RegionFiles:
         axes = len(shapes.get("classes", ()))
         sizes.append(shapes["features"][0])
         checksums.append(checksum)
-    counted = np.array(sizes, np.int64)
-    return RegionFiles(tuple(paths), counted, np.array(checksums), classes)
+    counts = np.array(sizes, np.int64)
+    return RegionFiles(tuple(paths), counts, np.array(checksums), classes)
 
 
 def _look(path: Path) -> tuple[Mapping[str, tuple[int, ...]], int]:

@@ -222,7 +222,7 @@ def parse_rows(
         parse = _json_rows if kind == "json" else _bare_rows
         yield from parse(text, name, columns, say)
         return
-    lines = [(number, line.split("\t")) for number, line in _lines(text)]
+    lines = [(number, line.split("\t")) for number, line in numbered_lines(text)]
     if kind == "csv":
         found = csv_rows(io.StringIO(text, newline=""), name)
         lines = [(number, cells or [""]) for number, cells in found]
@@ -332,7 +332,7 @@ def _is_blank(cells: Sequence[str]) -> bool:
     return len(cells) == 1 and not cells[0].strip()
 
 
-def _lines(text: str) -> Iterator[tuple[int, str]]:
+def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield the lines of a text, from 1."""
     lines = text.removesuffix("\n").split("\n") if text else []
     for number, line in enumerate(lines, 1):
@@ -368,7 +368,7 @@ def _bare_rows(text: str, name: str, columns: Columns, say: Say) -> Iterator[Row
             f"{name}: lines of text have one column; {', '.join(columns.values())} are "
             "asked for: give a table, .tsv, .csv or .jsonl"
         )
-    for number, line in _lines(text):
+    for number, line in numbered_lines(text):
         yield Row({column: line}, f"{name}:{number}")
 
 

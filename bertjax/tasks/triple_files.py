@@ -99,13 +99,12 @@ def parse_triples(
 def _lines(text: str, name: str, say: Say) -> Iterator[tuple[int, str]]:
     """Yield the lines that are not empty, by number from 1; says which are."""
     blank = []
-    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
-        line = line.removesuffix("\r")
+    for number, line in tables.numbered_lines(text):
         if line.strip():
             yield number, line
         else:
             blank.append(f"{name}:{number}")
-    tables.report(say, blank if text else [], "empty line", ", skipped")
+    tables.report(say, blank, "empty line", ", skipped")
 
 
 def _json_cells(line: str, place: str) -> list[str]:
