@@ -5,7 +5,7 @@ A question has its passages (AugmentedRows), or a step finds them in tables that
 made of an index (SearchingRows).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self
@@ -66,6 +66,18 @@ class MarginalRows(Rows):
             found |= open_scores(texts, golds)
         return {name: found[name] for name in self.form.metrics}
 
+    def passages_of(self, outputs: Outputs) -> Iterable[Sequence[Mapping[str, Any]]]:
+        """Return the passages of each row, as they were found."""
+        raise NotImplementedError
+
+    def answers(self, outputs: Outputs, read: Sequence[Row]) -> Iterator[Any]:
+        """Yield {"text", "score", "passages"}: what was written, the sum of ln p of its
+        tokens, and the passages as they were found."""
+        scores = np.asarray(outputs["generated_scores"], np.float64).tolist()
+        each = self.texts_of(outputs), scores, self.passages_of(outputs)
+        for text, score, passages in zip(*each, strict=True):
+            yield {"text": text, "score": score, "passages": [*passages]}
+
 
 @dataclass(frozen=True, eq=False)
 class AugmentedRows(MarginalRows):
@@ -123,13 +135,8 @@ class AugmentedRows(MarginalRows):
         yield f"{counted(self.n, 'question')}, each with {counted(self.k, 'passage')}"
         yield from self.inner.notes()
 
-    def answers(self, outputs: Outputs, read: Sequence[Row]) -> Iterator[Any]:
-        """Yield {"text", "score", "passages"}: what was written, the sum of ln p of its
-        tokens, and the passages as they were found."""
-        scores = np.asarray(outputs["generated_scores"], np.float64).tolist()
-        each = zip(self.texts_of(outputs), scores, self.answered, strict=True)
-        for text, score, passages in each:
-            yield {"text": text, "score": score, "passages": [*passages]}
+    def passages_of(self, outputs: Outputs) -> Sequence[Sequence[Mapping[str, Any]]]:
+        return self.answered
 
 
 class TableSizes(NamedTuple):
@@ -265,19 +272,14 @@ class SearchingRows(MarginalRows):
                 f"{self.set_aside} for the target"
             )
 
-    def answers(self, outputs: Outputs, read: Sequence[Row]) -> Iterator[Any]:
-        """Yield {"text", "score", "passages"}, as rows with passages have them."""
-        scores = np.asarray(outputs["generated_scores"], np.float64).tolist()
+    def passages_of(self, outputs: Outputs) -> Iterator[Sequence[Mapping[str, Any]]]:
         places = zip(outputs["passage_numbers"], outputs["passage_scores"], strict=True)
-        for text, score, (numbers, own) in zip(
-            self.texts_of(outputs), scores, places, strict=True
-        ):
-            known = [
+        for numbers, scores in places:
+            yield [
                 {**self.found[i]._asdict(), "score": round(float(x), 6)}
-                for i, x in zip(numbers.tolist(), own, strict=True)
+                for i, x in zip(numbers.tolist(), scores, strict=True)
                 if i < len(self.found)
             ]
-            yield {"text": text, "score": score, "passages": known}
 
 
 def _parted(values: np.ndarray, k: int) -> np.ndarray:

@@ -44,6 +44,12 @@ def check_chunks(config: ConfigDict) -> None:
         )
 
 
+def check_pairs(config: ConfigDict) -> None:
+    """Refuse what neither rows nor batches of pairs can be."""
+    check_rows(config)
+    check_chunks(config)
+
+
 def read_widths(text: str) -> list[int]:
     """Read task.widths. Raises UserError for what are no numbers of 1 or more, and for
     one that occurs twice."""

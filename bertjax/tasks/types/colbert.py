@@ -32,11 +32,6 @@ class TokensSearched(retrieve.Searched):
         return search.MultiVectors.of(texts)
 
 
-def _check(config: ConfigDict) -> None:
-    options.check_rows(config)
-    options.check_chunks(config)
-
-
 def _head_options(task: ConfigDict, labels: Any) -> dict[str, Any]:
     return options.head_options(task, "embedding_size")
 
@@ -54,7 +49,7 @@ TASK_TYPE = replace(
     ),
     outputs=("tokens",),
     settings=("temperature", "embedding_size", *options.SHARED),
-    check=_check,
+    check=options.check_pairs,
     head_options=_head_options,
     facts=_facts,
 )

@@ -267,8 +267,7 @@ def make_pairs(
 
 def _check(config: ConfigDict) -> None:
     options.check_pooling(config)
-    options.check_rows(config)
-    options.check_chunks(config)
+    options.check_pairs(config)
     options.check_widths(config)
 
 

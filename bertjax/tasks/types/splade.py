@@ -27,11 +27,6 @@ class SparseSearched(retrieve.Searched):
         return search.Sparse.of_top(weights, terms, width)
 
 
-def _check(config: ConfigDict) -> None:
-    options.check_rows(config)
-    options.check_chunks(config)
-
-
 def _head_options(task: ConfigDict, labels: Any) -> dict[str, Any]:
     return options.head_options(task, "query_flops", "passage_flops", "active")
 
@@ -50,7 +45,7 @@ TASK_TYPE = replace(
         *("temperature", "query_flops", "passage_flops", "active"),
         *options.SHARED,
     ),
-    check=_check,
+    check=options.check_pairs,
     head_options=_head_options,
     facts=_facts,
 )
