@@ -81,10 +81,10 @@ def run(argv: Sequence[str]) -> int:
     if not args.out or not args.method:
         raise UserError("--out and --method are needed: see --help")
     from bertjax.assembly.save_model import check_target
-    from bertjax.compression.methods import make_recipe
+    from bertjax.compression.methods import make_recipe, read_bits
     from bertjax.compression.write_model import write_small
 
-    bits = read_bits(args.bits)
+    bits = None if args.bits is None else read_bits(args.bits)
     how = args.method, args.sparsity, bits, args.group_size, args.embeddings
     recipe = make_recipe(*how)
     check_target(args.out, f"--out={args.out}")
@@ -141,13 +141,6 @@ def open_compressor(args: Any, recipes: Sequence[Any]) -> Any:
             yield recover.recover(small, *how)
 
     return compress
-
-
-def read_bits(text: str | None) -> int | None:
-    """Return the number that --bits is."""
-    if text is None or text.isdecimal():
-        return None if text is None else int(text)
-    raise UserError(f"--bits={text} is no number of bits")
 
 
 def describe(done: dict[str, Any]) -> list[str]:

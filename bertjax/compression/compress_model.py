@@ -9,7 +9,7 @@ import numpy as np
 from bertjax import UserError
 from bertjax.compression.hessians import Batch, Walk
 from bertjax.compression.methods import Recipe
-from bertjax.compression.packed import Form, pack_matrix
+from bertjax.compression.packed import Form, PackedMatrix, pack_matrix
 from bertjax.compression.quantize import Quantized, dequantize, output_error
 from bertjax.data.progress import Progress
 from bertjax.models.config import EncoderConfig
@@ -60,14 +60,13 @@ def compress_model(
     before it make of the batches. Layers that share their parameters (ALBERT) are
     compressed once, by the inputs at all depths. Raises UserError.
     """
-    encoder, forms = params["encoder"], {}
-    forms |= compress_tables(params, recipe)
+    encoder, forms = params["encoder"], compress_tables(params, recipe)
     encoder["layers"] = writable(encoder["layers"])
     groups = cfg.groups[-1] + 1
     walk = None
     if recipe.calibrated:
         walk = Walk(encoder["embeddings"], cfg, batches)
-    matrices: dict[str, list[Quantized]] = {}
+    matrices: dict[str, list[PackedMatrix | None]] = {}
     errors: list[float] = []
     with Progress("compress", total=groups, unit="layers") as progress:
         for group in range(groups):
@@ -80,35 +79,31 @@ def compress_model(
                     if name not in layer[where]:
                         continue
                     kernel = layer[where][name]["kernel"]
-                    one = compress_kernel(kernel, path, recipe, hessians.get(tap))
-                    errors += one.errors
-                    matrices.setdefault(path, []).append(one.packed)
+                    hessian = hessians.get(tap)
+                    packed, lost = compress_kernel(kernel, path, recipe, hessian)
+                    errors += lost
+                    matrices.setdefault(path, []).append(packed)
             if walk and group < groups - 1:
                 walk.advance(layer, depths)
             progress.add(1)
     weights, zeros = 0, 0
-    for path, packed in matrices.items():
+    for path, slots in matrices.items():
         where, name = path.split("/")
         leaf = encoder["layers"][where][name]["kernel"]
         weights += leaf.size
         zeros += leaf.size - int(np.count_nonzero(leaf))
         width = inputs_of(path, leaf[0])
         full = f"encoder/layers/{path}/kernel"
-        forms[full] = make_form(recipe, False, width, packed)
+        forms[full] = make_form(recipe, False, width, slots)
     error = float(np.mean(errors)) if errors else None
     return Compressed(forms, weights, zeros, error, walk.tokens if walk else 0)
 
 
-class CompressedKernel(NamedTuple):
-    packed: Any
-    errors: list[float]
-
-
 def compress_kernel(
     kernel: np.ndarray, path: str, recipe: Recipe, hessian: np.ndarray | None
-) -> CompressedKernel:
+) -> tuple[PackedMatrix | None, list[float]]:
     """Replace a kernel's weights in place; returns its codes (None of a pruned one) and
-    what its outputs lost."""
+    what its outputs lost, [] where nothing says."""
     weights = kernel.reshape(inputs_of(path, kernel), -1)
     if not np.isfinite(weights).all():
         raise UserError(f"--model: weights of {path} are not finite (NaN)")
@@ -123,17 +118,14 @@ def compress_kernel(
         errors = [output_error(weights, new, hessian) / whole] if whole else []
     kernel[...] = new.reshape(kernel.shape)
     packed = pack_matrix(small) if isinstance(small, Quantized) else None
-    return CompressedKernel(packed, errors)
+    return packed, errors
 
 
 def compress_tables(params: dict[str, Any], recipe: Recipe) -> dict[str, Form]:
     """Compress the tables of embeddings in place; returns their forms by path."""
-    tables = {f"encoder/embeddings/{name}": name for name in TABLES}
-    places = {
-        path: (params["encoder"]["embeddings"], name) for path, name in tables.items()
-    }
-    if "decoder" in params.get("mlm", {}):
-        places["mlm/decoder"] = params["mlm"], "decoder"
+    tables = params["encoder"]["embeddings"]
+    places = {f"encoder/embeddings/{name}": (tables, name) for name in TABLES}
+    places["mlm/decoder"] = params.get("mlm", {}), "decoder"
     forms = {}
     for path, (parent, name) in places.items():
         if name not in parent:
@@ -149,9 +141,11 @@ def compress_tables(params: dict[str, Any], recipe: Recipe) -> dict[str, Form]:
     return forms
 
 
-def make_form(recipe: Recipe, is_table: bool, inputs: int, packed: list[Any]) -> Form:
-    if packed and packed[0] is not None:
-        return Form("quantized", is_table, inputs, tuple(packed))
+def make_form(
+    recipe: Recipe, is_table: bool, inputs: int, packed: Sequence[PackedMatrix | None]
+) -> Form:
+    if matrices := tuple(one for one in packed if one is not None):
+        return Form("quantized", is_table, inputs, matrices)
     pattern = recipe.pattern
     name = "2:4" if pattern is not None and pattern.group else "sparse"
     return Form(name, is_table, inputs)

@@ -13,11 +13,10 @@ from contextlib import ExitStack
 from typing import Any
 
 from bertjax import UserError
-from bertjax.compression.methods import METHODS, Recipe, make_recipe
+from bertjax.compression.methods import BITS, METHODS, Recipe, make_recipe, read_bits
 from bertjax.compression.write_model import Small, write_small
 
 SPARSITIES = ("0.5", "0.6", "0.7", "2:4")
-BITS = (8, 4, 3)
 Row = dict[str, Any]
 
 
@@ -40,9 +39,7 @@ def make_grid(
                 recipes.append(make_recipe(method, sparsity, embeddings=embeddings))
             continue
         for text in bits or map(str, BITS):
-            if not text.isdecimal():
-                raise UserError(f"--bits={text} is no number of bits")
-            how = int(text), group_size, embeddings
+            how = read_bits(text), group_size, embeddings
             recipes.append(make_recipe(method, None, *how))
     prune = {METHODS[recipe.method].prunes for recipe in recipes}
     for flag, given, reader in (

@@ -109,6 +109,13 @@ def check_groups(pattern: Pattern, inputs: int) -> None:
         )
 
 
+def read_bits(text: str) -> int:
+    """Return the number that --bits is. Raises UserError."""
+    if not text.isdecimal():
+        raise UserError(f"--bits={text} is no number of bits")
+    return int(text)
+
+
 def make_recipe(
     method: str,
     sparsity: str | None = None,

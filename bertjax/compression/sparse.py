@@ -92,13 +92,10 @@ def wanda(weights: np.ndarray, hessian: np.ndarray, pattern: Pattern) -> np.ndar
     arXiv 2306.11695, equation 1); the others stay as they are."""
     norms = np.sqrt(np.diag(hessian)).astype(np.float32)
     scores = np.abs(weights) * norms[:, None]
-    if pattern.group:
-        marked = least_of_groups(scores, pattern)
-    else:
-        count = round(pattern.share * len(weights))
-        order = np.argsort(scores, axis=0, kind="stable")[:count]
-        marked = np.zeros(scores.shape, bool)
-        np.put_along_axis(marked, order, True, axis=0)
+    if not pattern.group:  # all inputs are one
+        n = len(weights)
+        pattern = Pattern(pattern.share, n, round(pattern.share * n))
+    marked = least_of_groups(scores, pattern)
     return np.where(marked, 0, weights).astype(np.float32)
 
 

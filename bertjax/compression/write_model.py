@@ -10,7 +10,7 @@ import numpy as np
 from bertjax import UserError
 from bertjax.assembly.models import LoadedModel
 from bertjax.assembly.save_model import check_target, write_workdir
-from bertjax.compression.compress_model import check_model, compress_model
+from bertjax.compression.compress_model import compress_model
 from bertjax.compression.methods import Recipe
 from bertjax.compression.packed import FILE, Form, write_packed
 from bertjax.interop.hf_read import Imported
@@ -43,7 +43,6 @@ def make_small(
 
     batches: calibration rows, [] where the recipe reads none. Raises UserError.
     """
-    check_model(opened.cfg, "--model")
     params = opened.read_params(weights=weights)
     done = compress_model(params, opened.cfg, recipe, batches)
     about = {
