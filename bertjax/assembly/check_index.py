@@ -31,5 +31,4 @@ def check_index(config: ConfigDict, say: Say) -> None:
         )
     model = open_model(source, "init_from", silent)
     known = digest_of(model.read_params()), model.meta.get("index_model", "")
-    given = [*filter(None, known)]
-    passage_index.check_model(facts, f"{KEY}={path}", given, f"init_from={source}", say)
+    passage_index.check_model(facts, f"{KEY}={path}", known, f"init_from={source}", say)

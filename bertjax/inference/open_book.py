@@ -53,7 +53,8 @@ def answer_from_index(
     if kind is None or kind.makes_vectors:
         if args.retriever:
             raise UserError(f"--retriever: --model={where} finds passages itself")
-        found = find_passages(args, where, "--model", questions, index, FOUND)
+        k = args.passages or FOUND
+        found = find_passages(args, where, "--model", questions, index, k)
         each = zip(questions, found, strict=True)
         return ({**row, "ctxs": passages} for row, passages in each)
     if objective.partition(":")[0] not in READERS:
@@ -74,7 +75,7 @@ def answer_from_index(
     if config.task.index and args.retriever:
         # Its own vectors of questions are compared with the index, whoever searches.
         known = embed_texts.digest_of(model.params), opened.meta.get("index_model", "")
-        index.check_model([*filter(None, known)], f"--model={where}", cli.say)
+        index.check_model(known, f"--model={where}", cli.say)
     prepare_task.settle(config)
     for name in ("num_beams", "length_penalty"):
         if getattr(args, name, None) is not None:
@@ -103,14 +104,13 @@ def find_passages(
     flag: str,
     questions: Sequence[dict[str, Any]],
     index: PassageIndex,
-    usual: int,
+    k: int,
 ) -> list[list[dict[str, Any]]]:
-    """Return the passages of each question by the model of a path, named by a flag."""
+    """Return k passages of each question by the model of a path, named by a flag."""
     finder = embed_index.open_retriever(path, flag, args.dtype, args.weights)
     # A reader's questions have vectors of their own, passages those that it began with,
     # or its own too.
     known = finder.digest, finder.meta.get("index_model", "")
-    index.check_model([*filter(None, known)], f"{flag}={path}", cli.say)
+    index.check_model(known, f"{flag}={path}", cli.say)
     texts = [row["question"] for row in questions]
-    k = args.passages or usual
     return embed_index.find(finder, index, texts, k, args.batch_size)

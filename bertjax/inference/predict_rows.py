@@ -128,8 +128,8 @@ def predict(
 
     def batches() -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
         for which, length in planned:
-            filled = np.concatenate([which, np.repeat(which[-1:], batch_size)])
-            yield which, narrow(length).gather(filled[:batch_size], None, tokenizer)
+            filled = np.pad(which, (0, batch_size - len(which)), "edge")
+            yield which, narrow(length).gather(filled, None, tokenizer)
 
     outputs: dict[str, list[Any]] = {}
     with Progress("predict", rows.n, "rows", forward.count_work(planned)) as progress:

@@ -122,10 +122,10 @@ def make_batches(
     with Progress("probe", len(rows), "rows", count_work(planned)) as progress:
         for indices, length in planned:
             which = rows[indices]
-            filled = np.concatenate([which, np.repeat(which[-1:], batch_size)])
+            filled = np.pad(which, (0, batch_size - len(which)), "edge")
             # As it is laid out: another plan could part sentences elsewhere.
             short = replace(plan, length=length)
-            batch = short.gather(filled[:batch_size], None, tokenizer)
+            batch = short.gather(filled, None, tokenizer)
             yield which, {name: batch[name] for name in INPUTS if name in batch}
             progress.add(len(which), work=len(which) * length)
 

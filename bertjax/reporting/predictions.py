@@ -154,10 +154,8 @@ def make_viewer(
     import jax.numpy as jnp
 
     from bertjax.inference import forward
-    from bertjax.models import encoder
     from bertjax.models.attention_maps import attention_maps
 
-    cfg = encoder.without_pooler(cfg)
     params = jax.device_put({k: params[k] for k in ("encoder", "mlm")})
     beyond = np.arange(cfg.vocab_size) >= tokenizer.vocab_size
     top = min(TOP, tokenizer.vocab_size)

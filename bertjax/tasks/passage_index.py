@@ -104,8 +104,8 @@ def check_model(
     """Refuse to compare vectors of an index with those of another model: UserError.
 
     facts: of index.json; index, where: what names the two. digests: of the model
-    itself, and of that which it began from, where passages have this one's vectors. An
-    index that does not say by which model it was made is taken, with a warning.
+    itself, and of that which it began from, where passages have this one's vectors, or
+    "". An index that does not say by which model it was made is taken, with a warning.
     """
     known = facts.get("model")
     if not known:
@@ -115,7 +115,7 @@ def check_model(
         )
     elif known not in digests:
         made_by = facts.get("path", "a model")
-        ours = " or ".join(digest[:16] for digest in digests)
+        ours = " or ".join(digest[:16] for digest in filter(None, digests))
         raise UserError(
             f"{index} holds vectors of another model than {where}: it was made by "
             f"{made_by} ({known[:16]}), and this one is {ours}: make it by this one "
