@@ -5,6 +5,7 @@
 numpy.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,6 +34,16 @@ def counted(n: int, one: str, many: str = "") -> str:
     ('1 row has', '2,000 rows')
     """
     return f"{n:,} {one if n == 1 else many or f'{one}s'}"
+
+
+def join_names(names: Sequence[str], most: int = 3) -> str:
+    """Name things, of more than `most` the first ones.
+
+    >>> join_names(["a", "b"]), join_names(["a", "b", "c", "d", "e"])
+    ('a, b', 'a, b, c and 2 more')
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def load(path: str, dtype: str = "float32", weights: str = "") -> "Model":

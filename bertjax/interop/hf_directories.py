@@ -13,9 +13,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from bertjax import UserError
+from bertjax import UserError, join_names
 from bertjax.interop import hf_read, read_tensors, tf1
-from bertjax.interop.hf_read import Imported, few
+from bertjax.interop.hf_read import Imported
 from bertjax.interop.read_tensors import are_equal
 from bertjax.models.config import RUNTIME, EncoderConfig, generator_config
 
@@ -110,8 +110,9 @@ def join_pair(
             different.append(path.removeprefix("encoder/"))
     if different:
         raise UserError(
-            f"{where}: generator and discriminator have different {few(different)}: a "
-            "pair that does not share its embeddings is not supported"
+            f"{where}: generator and discriminator have different "
+            f"{join_names(different, 6)}: a pair that does not share its embeddings is "
+            "not supported"
         )
     cfg, small = discriminator.cfg, generator.cfg
     try:

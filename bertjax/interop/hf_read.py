@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax import UserError, counted
+from bertjax import UserError, counted, join_names
 from bertjax.interop import read_tensors
 from bertjax.interop import tensor_layout as layout
 from bertjax.interop.families import all_families
@@ -103,7 +103,7 @@ class Imported:
         matched = f"{len(self.leaves)} parameters matched"
         say(f"{self.where}: {self.family.model_type}, {shape}; {matched}")
         if self.unexpected:
-            say(f"in the files and not used: {few(self.unexpected, 12)}")
+            say(f"in the files and not used: {join_names(self.unexpected, 12)}")
 
 
 def open_model(directory: Path, where: str) -> Imported:
@@ -216,14 +216,15 @@ def check_tensors(
             elif tensor.dtype not in DTYPES:
                 wrong.append(f"{name_in_file(name)} of type {tensor.dtype}")
     if lost:
-        raise UserError(f"{where} lacks {few(lost)}")
+        raise UserError(f"{where} lacks {join_names(lost, 6)}")
     _check_fit(wrong, where, config)
     unexpected = sorted(tensors.keys() - known)
     names = family.names_for(model.cfg.mlp_type).values()
     inner = {n.split("{}")[0] for n in names if "{}" in n}
     if strange := [n for n in unexpected if n.startswith(tuple(inner))]:
         raise UserError(
-            f"{where}: tensors of layers that {config} does not have: {few(strange)}"
+            f"{where}: tensors of layers that {config} does not have: "
+            f"{join_names(strange, 6)}"
         )
     # A part of a head is no head.
     missing = tuple(path for path in leaves if _part_of(path) in absent)
@@ -242,13 +243,9 @@ def _part_of(path: str) -> str:
 
 def _check_fit(wrong: list[str], where: str, config: str = CONFIG) -> None:
     if wrong:
-        raise UserError(f"{where}: tensors that do not fit {config}: {few(wrong)}")
-
-
-def few(items: Any, most: int = 6) -> str:
-    """Join items, the first of them when there are many."""
-    more = f" and {len(items) - most} more" if len(items) > most else ""
-    return ", ".join(items[:most]) + more
+        raise UserError(
+            f"{where}: tensors that do not fit {config}: {join_names(wrong, 6)}"
+        )
 
 
 def read_config(raw: Mapping[str, Any], family: Family, where: str) -> EncoderConfig:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from bertjax import UserError
+from bertjax import UserError, join_names
 from bertjax.interop import read_tensors, task_heads
 from bertjax.interop import tensor_layout as layout
 from bertjax.interop.families import all_families
@@ -22,7 +22,7 @@ from bertjax.interop.generation_config import (
     from_roles,
     write_generation_config,
 )
-from bertjax.interop.hf_read import CONFIG, few, read_config
+from bertjax.interop.hf_read import CONFIG, read_config
 from bertjax.models.config import RUNTIME, EncoderConfig
 
 # Switches that no class of transformers has.
@@ -79,7 +79,8 @@ def write_model(
     known = layout.leaves(family, written, classes=-1)  # which reshape finds out
     leaves = {path: leaf for path, leaf in known.items() if path in ours}
     if left := sorted(ours.keys() - leaves.keys()):
-        say(f"not written, {family.model_type} has no such tensors: {few(left, 12)}")
+        names = join_names(left, 12)
+        say(f"not written, {family.model_type} has no such tensors: {names}")
     heads = layout.heads_of(leaves) | layout.bare_heads(family, written)
     is_causal = written.is_decoder and not task
     classes = (is_causal and family.decoder_classes) or family.classes
@@ -176,7 +177,7 @@ def choose_family(
     raise UserError(
         "--format=hf: no family of Hugging Face's has such an encoder; known are "
         + ", ".join(known)
-        + f"; the nearest, {nearest}, has {few(others.get(nearest, []), 4)}"
+        + f"; the nearest, {nearest}, has {join_names(others.get(nearest, []), 4)}"
         * bool(nearest)
     )
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from bertjax import UserError
+from bertjax import UserError, join_names
 from bertjax.interop import hf_read, read_tensors
 from bertjax.interop.families import all_families
 from bertjax.interop.family import Family
@@ -132,7 +132,7 @@ def open_models(directory: Path, where: str) -> list[hf_read.Imported]:
     if unknown := [n for n in sorted(unexpected) if n.startswith(SCOPES)]:
         raise UserError(
             f"{checkpoint}: tensors of the encoder that {family.model_type} as "
-            f"{config or 'their shapes'} has it does not know: {hf_read.few(unknown)}"
+            f"{config or 'their shapes'} has it does not know: {join_names(unknown, 6)}"
         )
     models[0] = dataclasses.replace(models[0], unexpected=tuple(sorted(unexpected)))
     return models
@@ -173,7 +173,7 @@ def find_prefix(directory: Path, where: str) -> Path:
         name = re.split(r"[/\\]", line[1])[-1] if line else ""
     if name not in names:
         raise UserError(
-            f"{where} holds {len(names)} checkpoints ({hf_read.few(names)}), and "
+            f"{where} holds {len(names)} checkpoints ({join_names(names, 6)}), and "
             "no file `checkpoint` that names one of them"
         )
     for file in directory.glob("*"):

@@ -10,8 +10,7 @@ from typing import Any
 
 from ml_collections.config_dict import ConfigDict
 
-from bertjax import UserError, counted, registry
-from bertjax.data.corpus.line_repair import join_names
+from bertjax import UserError, counted, join_names, registry
 from bertjax.data.corpus.sources import (
     expand_paths,
     named_sources,

@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from bertjax import UserError, counted, registry
+from bertjax import UserError, counted, join_names, registry
 from bertjax.data.corpus import files, tfds_source
-from bertjax.data.corpus.line_repair import join_names, load_json
+from bertjax.data.corpus.line_repair import load_json
 from bertjax.data.corpus.sources import expand_paths
 from bertjax.data.corpus.table_files import csv_rows
 from bertjax.data.rendering import visible

@@ -7,16 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from bertjax import UserError, counted
+from bertjax import UserError, counted, join_names
 from bertjax.data.corpus import files
 from bertjax.data.corpus.code_grammars import code_rules
-from bertjax.data.corpus.line_repair import (
-    REPAIRS,
-    Counts,
-    clean,
-    decode,
-    join_names,
-)
+from bertjax.data.corpus.line_repair import REPAIRS, Counts, clean, decode
 
 
 class Document(NamedTuple):

@@ -4,11 +4,11 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, pairwise
 from typing import Any
 
-from bertjax import UserError, counted
+from bertjax import UserError, counted, join_names
 
 CLEANING = "clean-2"  # names the repairs below; stores made by other rules are others
 DOCUMENT_LIMIT = 1 << 24  # characters; a longer document is split, and counted
@@ -27,17 +27,7 @@ REPAIRS = {  # what is counted, and what was done with it
     "empty_documents": ("document", "without text, skipped"),
     "empty_files": ("file", "without text"),
 }
-SOME = 3  # names that a message has
-
-
-def join_names(names: Sequence[str]) -> str:
-    """Name things, of many the first ones.
-
-    >>> join_names(["a", "b"]), join_names(["a", "b", "c", "d", "e"])
-    ('a, b', 'a, b, c and 2 more')
-    """
-    more = f" and {len(names) - SOME} more" if len(names) > SOME else ""
-    return ", ".join(names[:SOME]) + more
+SOME = 3  # sources with a line of their own
 
 
 class Counts(dict[str, Counter[str]]):

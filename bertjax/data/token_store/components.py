@@ -16,10 +16,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bertjax import UserError
+from bertjax import UserError, join_names
 from bertjax.data.corpus import sentences
 from bertjax.data.corpus.documents import Source, refuse_empty
-from bertjax.data.corpus.line_repair import CLEANING, Counts, join_names
+from bertjax.data.corpus.line_repair import CLEANING, Counts
 from bertjax.data.progress import Progress
 from bertjax.data.token_store import pieces
 from bertjax.data.token_store.cache import Cache

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertjax import UserError, counted
+from bertjax import UserError, counted, join_names
 from bertjax.data.corpus.documents import Source
 from bertjax.data.corpus.line_repair import Counts
 from bertjax.data.progress import Progress
@@ -74,8 +74,7 @@ class Piece(NamedTuple):
     store: str
 
     def __str__(self) -> str:
-        first, more = self.sources[0].name, len(self.sources) - 1
-        names = first + (f" and {more} more" if more else "")
+        names = join_names([source.name for source in self.sources], 1)
         return f"{self.label} piece {self.number} of {self.of} ({names})"
 
 

@@ -19,8 +19,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from bertjax import UserError, counted
-from bertjax.data.corpus.line_repair import join_names
+from bertjax import UserError, counted, join_names
 from bertjax.data.rendering import decode
 from bertjax.tasks import graphs, open_graph
 from bertjax.tasks.graphs import HEAD, TAIL, Queries

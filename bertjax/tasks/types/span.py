@@ -16,9 +16,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from bertjax import UserError, counted
+from bertjax import UserError, counted, join_names
 from bertjax.data.corpus import tfds_source
-from bertjax.data.corpus.line_repair import join_names, load_json
+from bertjax.data.corpus.line_repair import load_json
 from bertjax.data.rendering import decode
 from bertjax.tasks import squad_files, tables
 from bertjax.tasks.span_answers import Answer, pick_answers, texts

@@ -16,8 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from bertjax import UserError, counted
-from bertjax.data.corpus.line_repair import join_names
+from bertjax import UserError, counted, join_names
 from bertjax.data.rendering import decode
 from bertjax.tasks import metrics, tables, tag_files
 from bertjax.tasks.tables import Say, silent
