@@ -56,6 +56,19 @@ def make_batch(
     return {name: batch[name] for name in served.inputs}
 
 
+def make_batches(
+    served: ServedModel, rows: list[np.ndarray], pad_id: int, size: int, longest: int
+) -> list[dict[str, np.ndarray]]:
+    """Return rows in batches of `size` at most, by falling length (`plan_batches`)."""
+    from bertjax.inference.forward import plan_batches
+
+    _, planned = plan_batches(np.array([len(row) for row in rows]), size, longest)
+    return [
+        make_batch(served, [rows[i] for i in which], pad_id, (len(which), length))
+        for which, length in planned
+    ]
+
+
 def blank_positions(batch: Mapping[str, np.ndarray], count: int) -> np.ndarray:
     """Return `count` places spread over each row's tokens, i32 [B, count]."""
     sizes = batch["attention_mask"].sum(axis=1, keepdims=True)

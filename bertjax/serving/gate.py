@@ -11,7 +11,7 @@ from bertjax.assembly.models import LoadedModel
 from bertjax.config import cli
 from bertjax.data.tokenizers.vocab_files import read_lines
 from bertjax.inference import predict_rows
-from bertjax.serving.differences import Predict, make_batch
+from bertjax.serving.differences import Predict, make_batches
 from bertjax.serving.served_model import ServedModel
 from bertjax.storage.paths import expand
 
@@ -118,20 +118,15 @@ def text_batches(
 ) -> list[dict[str, np.ndarray]]:
     """Return the texts of a file in batches, in order of their lengths."""
     from bertjax.inference.embed_texts import tokenize
-    from bertjax.inference.forward import plan_batches
 
     prompt = served.sentences.prompt if served.sentences else ""
     lines = [prompt + line for line in read_texts(path)]
     rows, _ = tokenize(model.tokenizer, lines, served.longest)
-    sizes = np.array([len(row) for row in rows])
-    _, planned = plan_batches(sizes, BATCH, served.longest)
-    pad, batches = model.tokenizer.pad_id, []
-    for which, length in planned:
-        shape = len(which), length
-        batch = make_batch(served, [rows[i] for i in which], pad, shape)
+    how = model.tokenizer.pad_id, BATCH, served.longest
+    batches = make_batches(served, rows, *how)
+    for batch in batches:
         if "token_type_ids" in batch:
             batch["token_type_ids"][:] = 0
-        batches.append(batch)
     return batches
 
 
@@ -170,5 +165,4 @@ def mean_cosine(
         a, b = jax.device_get(run(params, batch))[name], predict(batch)[name]
         sizes = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
         cosines += (np.sum(a * b, axis=-1) / np.maximum(sizes, 1e-12)).tolist()
-    count = len(read_texts(path))
-    return Judged("cosine", 1.0, float(np.mean(cosines)), count, "texts")
+    return Judged("cosine", 1.0, float(np.mean(cosines)), len(cosines), "texts")

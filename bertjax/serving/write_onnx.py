@@ -26,7 +26,7 @@ from bertjax.serving.differences import (
     TEXTS,
     Predict,
     largest_difference,
-    make_batch,
+    make_batches,
     real_rows,
 )
 from bertjax.serving.gate import Gate
@@ -55,7 +55,6 @@ def write_onnx(
     """
     from bertjax.serving.jaxpr_to_onnx import convert
 
-    check_packages()
     sizes = dict.fromkeys(served.inputs, "b, l")
     graph = convert(
         served.run, served.unstacked(), sizes, served.longest, served.outputs
@@ -108,18 +107,9 @@ def compared_batches(
     model: LoadedModel, served: ServedModel, count: int = TEXTS
 ) -> list[dict[str, np.ndarray]]:
     """Return real texts of all lengths in batches, each as long as its longest."""
-    from bertjax.inference.forward import plan_batches
-
     longest = min(served.longest, COMPARED)
     rows = real_rows(model.tokenizer, longest, count)
-    sizes = np.array([len(row) for row in rows])
-    _, planned = plan_batches(sizes, TOGETHER, longest)
-    return [
-        make_batch(
-            served, [rows[i] for i in which], model.tokenizer.pad_id, (len(which), n)
-        )
-        for which, n in planned
-    ]
+    return make_batches(served, rows, model.tokenizer.pad_id, TOGETHER, longest)
 
 
 def write_surroundings(folder: Path, model: LoadedModel, served: ServedModel) -> None:
