@@ -132,6 +132,8 @@ def test_a_teacher_that_nothing_reads_is_refused(name, instead):
     """Of a task, which has an objective of its own, without another objective."""
     config = c.load_config(name)
     config.teacher = "runs/a"
+    if not instead:
+        config.task.text = "text"  # as it is settled
     with pytest.raises(UserError, match=rf"leave it out{instead}( mlm\+distil)?$"):
         check_use(config, [])
 
