@@ -12,7 +12,7 @@ import pytest
 from bertjax import UserError, config, registry, train
 from bertjax.assembly import command_line, resolve, validate
 from bertjax.config import arguments, durations, recipes, schema, serialize
-from bertjax.data.phases import place_phases
+from bertjax.data.phases import place_phases, steps_of
 from bertjax.models.families import FAMILIES
 
 SHIPPED = sorted(
@@ -35,9 +35,10 @@ def parse(*arguments, name="bert.py:smoke"):
     return command_line.parse([f"--config={name}", *arguments]).config
 
 
-def first(made, rows):
-    """Make the first phase of a run, whose epoch has these rows."""
-    return place_phases(resolve.wanted_phases(made), 100, lambda phase: rows)[0]
+def steps(made, name, rows, total):
+    """Convert a duration to steps of the first phase, whose epoch has these rows."""
+    first = place_phases(resolve.wanted_phases(made), 100, lambda phase: rows)[0]
+    return steps_of(*durations.unit_of(made, name), first, total)
 
 
 # ---------------------------------------------------------------- shipped configs
@@ -52,7 +53,7 @@ def test_every_shipped_config_resolves(name, size):
         assert cfg.hidden_size == SIZES_OF[name][size]["hidden_size"]
     assert set(serialize.flatten(made)) == set(serialize.flatten(schema.base()))
     for duration in durations.durations(made):
-        assert durations.steps(made, duration, first(made, 10_000), total=1000) >= 0
+        assert steps(made, duration, 10_000, 1000) >= 0
     assert (
         serialize.differences(serialize.from_json(serialize.to_json(made)), made) == []
     )
@@ -241,12 +242,12 @@ def test_a_unit_given_clears_the_others():
         steps=None, epochs=2.5, examples=None, tokens=None, percent=None
     )
     assert made.optim.warmup.steps is None
-    assert durations.steps(made, "total", first(made, 320), 0) == 100  # batches of 8
-    assert durations.steps(made, "optim.warmup", first(made, 320), total=100) == 10
+    assert steps(made, "total", 320, 0) == 100  # batches of 8
+    assert steps(made, "optim.warmup", 320, 100) == 10
 
 
 @pytest.mark.parametrize(
-    "given, steps",
+    "given, expected",
     [
         (dict(steps=7), 7),
         (dict(examples=80), 10),
@@ -260,10 +261,10 @@ def test_a_unit_given_clears_the_others():
         (dict(steps=0), 0),
     ],
 )
-def test_units(given, steps):
+def test_units(given, expected):
     made = parse()
     made.eval.every = durations.duration(**given)
-    assert durations.steps(made, "eval.every", first(made, 100), total=200) == steps
+    assert steps(made, "eval.every", 100, 200) == expected
 
 
 def test_rounding_does_not_add_a_step():
@@ -271,8 +272,7 @@ def test_rounding_does_not_add_a_step():
     made = parse()
     for percent in range(1, 101):
         made.eval.every = durations.duration(percent=percent)
-        found = durations.steps(made, "eval.every", first(made, 1), total=1000)
-        assert found == percent * 10
+        assert steps(made, "eval.every", 1, 1000) == percent * 10
 
 
 @pytest.mark.parametrize(

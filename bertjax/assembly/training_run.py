@@ -205,8 +205,7 @@ class TrainingRun:
         self.counts = prepared_text.count_tokens(parts)
         tables = batches.make_tables(config, tokenizer, self.counts, log)
         fixed = dict(needs=needs, tokenizer=tokenizer, parts=parts, tables=tables)
-        make: Callable[..., batches.Run] = functools.partial(batches.make_run, **fixed)
-        self.make_batches = make
+        make = self.make_batches = functools.partial(batches.make_run, **fixed)
         past, at = phases.from_plain(meta.get("phases", [])), restored or 0
         total = known_total(config, meta)
         self.batches = run = make(config, past=past, at=at, total=total, say=log)
@@ -215,9 +214,10 @@ class TrainingRun:
                 f"total is {counted(run.total, 'step')}, and --workdir={path} is at "
                 f"step {at}: give a longer total, or take another workdir"
             )
-        place = run.phases[0], run.total
-        steps = [durations.steps(config, f"{name}.every", *place) for name in EVENTS]
-        self.every = {name: max(1, n) for name, n in zip(EVENTS, steps, strict=True)}
+        place = run.phases[0], run.total  # where batches change, those of the first
+        lengths = {name: durations.unit_of(config, f"{name}.every") for name in EVENTS}
+        steps = {name: phases.steps_of(*n, *place) for name, n in lengths.items()}
+        self.every = {name: max(1, n) for name, n in steps.items()}
         starts = *(stage.start for stage in run.course.stages), at
         every = (*self.every.values(),)
         self.calls = multi_step.Calls(config.steps_per_call, run.total, every, starts)

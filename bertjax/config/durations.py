@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Durations: one of steps, epochs, examples, tokens, percent."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -69,20 +68,3 @@ def unit_of(config: ConfigDict, name: str) -> tuple[str, float]:
     value = durations(config)[name]
     unit = next(u for u in UNITS if value[u] is not None)
     return unit, value[unit]
-
-
-def steps(config: ConfigDict, name: str, first: Any, total: int) -> int:
-    """Convert a duration to steps, rounded up; percent is of the `total` steps.
-
-    Where the batch changes in mid-run, examples, tokens (slots, padding included) and
-    epochs are those of the `first` phase (bertjax/data/phases.py).
-    """
-    unit, number = unit_of(config, name)
-    a_step = {
-        "steps": 1.0,
-        "percent": 100 / max(total, 1),
-        "examples": first.batch_size,
-        "tokens": first.batch_size * first.length,
-        "epochs": first.batch_size / first.n,
-    }[unit]
-    return math.ceil(number / a_step - 1e-9)

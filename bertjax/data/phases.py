@@ -137,20 +137,27 @@ def place_phases(
         n = rows(phase)
         how = phase.batch_size, phase.length, phase.mask_rate, phase.objective
         placed.append(Phase(start, 0, n, *how))
-        a_step = {
-            "": 0.0,  # the last phase: the rest
-            "steps": 1.0,
-            "percent": 100 / max(total, 1),
-            "examples": phase.batch_size,
-            "tokens": phase.batch_size * phase.length,
-            "epochs": phase.batch_size / n,
-        }[phase.unit]
-        if not a_step:
+        if not phase.unit:  # the last phase: the rest
             break
-        start += max(1, math.ceil(phase.extent / a_step - 1e-9))
+        start += max(1, steps_of(phase.unit, phase.extent, placed[-1], total))
         if start >= total:
             break
     return _carry_cursor(placed, 1)
+
+
+def steps_of(unit: str, number: float, phase: Any, total: int) -> int:
+    """Convert a duration to steps of a phase, rounded up; percent is of the `total`.
+
+    Tokens are slots, padding included. phase: has batch_size, length and n.
+    """
+    a_step = {
+        "steps": 1.0,
+        "percent": 100 / max(total, 1),
+        "examples": phase.batch_size,
+        "tokens": phase.batch_size * phase.length,
+        "epochs": phase.batch_size / phase.n,
+    }[unit]
+    return math.ceil(number / a_step - 1e-9)
 
 
 def _carry_cursor(phases: Sequence[Phase], known: int) -> tuple[Phase, ...]:

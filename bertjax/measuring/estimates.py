@@ -15,6 +15,7 @@ from bertjax.assembly import batches as run_batches
 from bertjax.assembly import prepared_text, train_step
 from bertjax.config import durations
 from bertjax.data.features import base as features
+from bertjax.data.phases import steps_of
 from bertjax.measuring import topologies
 from bertjax.measuring.compile_steps import Target, versions
 from bertjax.measuring.hlo import Kernel
@@ -92,13 +93,14 @@ def run_estimate(
     text, of a budget of time, of a step without an estimate.
     """
     out: dict[str, Any] = {"total_steps": None, "estimated_run_hours": None}
-    by_epochs = durations.unit_of(config, "total")[0] == "epochs"
-    if len(phases) > 1 or config.budget_minutes or (by_epochs and text is None):
+    unit, number = durations.unit_of(config, "total")
+    is_unread = unit == "epochs" and text is None
+    if len(phases) > 1 or config.budget_minutes or is_unread:
         return out
     (phase,) = phases
     epoch = text[0]["rows_an_epoch"] if text else 1
     first = SimpleNamespace(**{k: phase[k] for k in ("batch_size", "length")}, n=epoch)
-    total = durations.steps(config, "total", first, 0)
+    total = steps_of(unit, number, first, 0)
     out["total_steps"] = total
     if (step_ms := phase["estimated_step_ms"]) is not None:
         out["estimated_run_hours"] = total * step_ms / 3.6e6
