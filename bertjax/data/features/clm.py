@@ -4,7 +4,7 @@
 import numpy as np
 
 from bertjax.data.features import base
-from bertjax.data.features.base import Batch, GatheredRows, Settings, Spec, Specs
+from bertjax.data.features.base import Batch, GatheredRows, Spec, Specs
 
 
 class ClmFeatures(base.Features):
@@ -53,5 +53,4 @@ def next_tokens(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     return following, same.astype(np.float32)
 
 
-def make_features(settings: Settings) -> ClmFeatures:
-    return ClmFeatures(settings)
+make_features = ClmFeatures

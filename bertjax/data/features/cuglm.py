@@ -62,7 +62,11 @@ class CuglmFeatures(base.Features):
 
     keys = frozenset({"mask_rate", "max_predictions", "paper_compat"})
 
-    def __init__(self, settings: Settings, causal: bool) -> None:
+    def __init__(self, settings: Settings, causal: bool = False) -> None:
+        if settings.length < 4:
+            raise UserError(
+                "objective: cuglm has two copies of a text: data.length >= 4"
+            )
         super().__init__(settings)
         base.check_mask(settings)
         data = settings.config.data
@@ -220,7 +224,4 @@ class _Names(NamedTuple):
     number: np.ndarray
 
 
-def make_features(settings: Settings, causal: bool = False) -> CuglmFeatures:
-    if settings.length < 4:
-        raise UserError("objective: cuglm has two copies of a text: data.length >= 4")
-    return CuglmFeatures(settings, causal)
+make_features = CuglmFeatures

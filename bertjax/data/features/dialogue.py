@@ -158,5 +158,4 @@ def read_limits(data: Any, length: int, positions: int) -> Limits:
     return Limits(target, context, predictions)
 
 
-def make_features(settings: Settings) -> DialogueFeatures:
-    return DialogueFeatures(settings)
+make_features = DialogueFeatures

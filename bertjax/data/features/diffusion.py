@@ -86,12 +86,12 @@ class DiffusionFeatures(base.Features):
     def __init__(
         self,
         settings: Settings,
-        schedule: str,
-        weights: str,
-        low: float,
-        high: float,
-        block: int,
-        eps: float,
+        schedule: str = "linear",
+        weights: str = "mdlm",
+        low: float = 0.0,
+        high: float = 1.0,
+        block: int = 0,
+        eps: float = 1e-3,
     ) -> None:
         super().__init__(settings)
         base.check_mask(settings)
@@ -201,13 +201,4 @@ class DiffusionFeatures(base.Features):
         return np.broadcast_to(columns, batch["input_ids"].shape)
 
 
-def make_features(
-    settings: Settings,
-    schedule: str = "linear",
-    weights: str = "mdlm",
-    low: float = 0.0,
-    high: float = 1.0,
-    block: int = 0,
-    eps: float = 1e-3,
-) -> DiffusionFeatures:
-    return DiffusionFeatures(settings, schedule, weights, low, high, block, eps)
+make_features = DiffusionFeatures

@@ -4,7 +4,7 @@
 import numpy as np
 
 from bertjax.data.features import base
-from bertjax.data.features.base import Batch, GatheredRows, Settings
+from bertjax.data.features.base import Batch, GatheredRows
 from bertjax.data.features.mlm import MlmFeatures
 
 
@@ -43,5 +43,4 @@ class MntpFeatures(MlmFeatures):
         return base.mark_predictions(batch, "mntp", ahead=1)
 
 
-def make_features(settings: Settings) -> MntpFeatures:
-    return MntpFeatures(settings)
+make_features = MntpFeatures

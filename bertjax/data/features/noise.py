@@ -178,5 +178,4 @@ class NoiseFeatures(EncoderDecoderFeatures):
         return batch["input_ids"] == self.tokenizer.mask_id
 
 
-def make_features(settings: Settings) -> NoiseFeatures:
-    return NoiseFeatures(settings)
+make_features = NoiseFeatures

@@ -53,7 +53,9 @@ class PmlmFeatures(MlmFeatures):
 
     keys = frozenset({"mask_rate", "corruption", "replacement"})
 
-    def __init__(self, settings: Settings, blocks: float, longest: int) -> None:
+    def __init__(
+        self, settings: Settings, blocks: float = 0.4, longest: int = 6
+    ) -> None:
         super().__init__(settings)
         if not (0 <= blocks <= 1 and longest >= 2):
             raise UserError(
@@ -251,7 +253,4 @@ def _fill_up(keys: np.ndarray, number: np.ndarray, todo: np.ndarray, left, last)
     number[todo[row], order[row, slot]] = last[row] + 1 + slot
 
 
-def make_features(
-    settings: Settings, blocks: float = 0.4, longest: int = 6
-) -> PmlmFeatures:
-    return PmlmFeatures(settings, blocks, longest)
+make_features = PmlmFeatures

@@ -31,7 +31,9 @@ class PrefixFeatures(ClmFeatures):
 
     name = "prefix"
 
-    def __init__(self, settings: Settings, least: float, most: float) -> None:
+    def __init__(
+        self, settings: Settings, least: float = 0.0, most: float = 1.0
+    ) -> None:
         super().__init__(settings)
         self.least, self.most = least, most
         if not 0 <= least <= most <= 1:
@@ -71,7 +73,4 @@ class PrefixFeatures(ClmFeatures):
         return f"a context of {least} to {most}, the rest predicted"
 
 
-def make_features(
-    settings: Settings, least: float = 0.0, most: float = 1.0
-) -> PrefixFeatures:
-    return PrefixFeatures(settings, least, most)
+make_features = PrefixFeatures

@@ -140,5 +140,4 @@ class RegionFeatures(MlmFeatures):
         }
 
 
-def make_features(settings: Settings) -> RegionFeatures:
-    return RegionFeatures(settings)
+make_features = RegionFeatures

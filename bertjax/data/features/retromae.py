@@ -76,5 +76,4 @@ def put_back(batch: Batch) -> np.ndarray:
     return ids
 
 
-def make_features(settings: Settings) -> RetromaeFeatures:
-    return RetromaeFeatures(settings)
+make_features = RetromaeFeatures

@@ -50,7 +50,9 @@ class SpansFeatures(EncoderDecoderFeatures):
     UL2 (Tay et al. 2022, section 3.1); one span, whatever the mean, is the text's end.
     """
 
-    def __init__(self, settings: Settings, density: str, mean: str) -> None:
+    def __init__(
+        self, settings: Settings, density: str = "0.15", mean: str = "3"
+    ) -> None:
         super().__init__(settings)
         self.density, self.mean = _read_laws(density, mean)
         self.sentinels = np.asarray(settings.tokenizer.sentinel_ids, np.int32)
@@ -237,7 +239,4 @@ def _read_laws(density: str, mean: str) -> tuple[np.ndarray, np.ndarray]:
     return laws[0], laws[1]
 
 
-def make_features(
-    settings: Settings, density: str = "0.15", mean: str = "3"
-) -> SpansFeatures:
-    return SpansFeatures(settings, density, mean)
+make_features = SpansFeatures
