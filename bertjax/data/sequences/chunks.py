@@ -7,7 +7,8 @@ to the total and strictly increasing. Pages that were read are given back.
 """
 
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,22 @@ class Block(NamedTuple):
     stop: np.ndarray
     slots: np.ndarray
     document: np.ndarray | None = None
+
+
+class Parts(NamedTuple):
+    """Token ranges in order, each [p]; `of` says of which sequence, not falling.
+
+    opens, closes: bool [p], whether cls stands before, and sep behind; None: before the
+    first of a sequence, behind all. values: numbers [p] that rows have in all slots of
+    a part, i32 by name.
+    """
+
+    start: np.ndarray
+    stop: np.ndarray
+    of: np.ndarray
+    opens: np.ndarray | None = None
+    closes: np.ndarray | None = None
+    values: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 def advise(array: np.ndarray | None, advice: str, least: int = LARGE) -> None:

@@ -9,7 +9,6 @@ packed.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +17,7 @@ from bertjax import UserError
 from bertjax.data import counter_rng
 from bertjax.data.ragged import ramps
 from bertjax.data.sequences import chunks, sentence_pairs, turns
+from bertjax.data.sequences.chunks import Parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,9 +132,10 @@ class Plan:
         else:
             start, stop = self.starts[s.number], self.stops[s.number]
             if self.kind == "turns":
-                parts = _turn_parts(self, start, stop, self.document[s.number])
+                document = self.document[s.number]
+                parts = turns.find_parts(self, start, stop, document)
             else:
-                parts = _Parts(start, stop, np.arange(len(start)))
+                parts = Parts(start, stop, np.arange(len(start)))
         rows, begin = _framed(self, parts, s, len(ids), specials)
         if self.packed:
             labels["cls_positions"] = (begin - s.row * self.length).astype(np.int32)
@@ -205,22 +206,6 @@ class _Sequences(NamedTuple):
     keys: np.ndarray
 
 
-class _Parts(NamedTuple):
-    """Token ranges in order, each [p]; `of` says of which sequence, not falling.
-
-    opens, closes: bool [p], whether cls stands before, and sep behind; None: before the
-    first of a sequence, behind all. values: numbers [p] that rows have in all slots of
-    a part, i32 by name.
-    """
-
-    start: np.ndarray
-    stop: np.ndarray
-    of: np.ndarray
-    opens: np.ndarray | None = None
-    closes: np.ndarray | None = None
-    values: Mapping[str, np.ndarray] = MappingProxyType({})
-
-
 def _sequences(plan: Plan, ids: np.ndarray, keys: np.ndarray) -> _Sequences:
     ids = np.asarray(ids)
     row = np.arange(len(ids))
@@ -236,7 +221,7 @@ def _sequences(plan: Plan, ids: np.ndarray, keys: np.ndarray) -> _Sequences:
     return _Sequences(row, nth, number, keys)
 
 
-def _parts_by_document(plan: Plan, s: _Sequences) -> _Parts:
+def _parts_by_document(plan: Plan, s: _Sequences) -> Parts:
     """Cut sequences where a document ends within them."""
     start, stop = plan.starts[s.number], plan.stops[s.number]
     tok, docs = plan.sentences, plan.documents
@@ -254,21 +239,7 @@ def _parts_by_document(plan: Plan, s: _Sequences) -> _Parts:
     of = of[order]
     start = np.concatenate([c[1] for c in crossings])[order]
     last = np.append(of[1:] != of[:-1], True)
-    return _Parts(start, np.where(last, stop[of], np.append(start[1:], 0)), of)
-
-
-def _turn_parts(
-    plan: Plan, start: np.ndarray, stop: np.ndarray, document: np.ndarray
-) -> _Parts:
-    known, target = plan.limits.known(plan.length), plan.limits.target
-    document = document.astype(np.int64)
-    found = turns.find_parts(plan, start, stop, document, known, target)
-    values = {
-        "token_type_ids": found.kind,
-        "role_ids": found.role,
-        "turn_ids": found.turn,
-    }
-    return _Parts(*found[:5], values)
+    return Parts(start, np.where(last, stop[of], np.append(start[1:], 0)), of)
 
 
 def _draw_pairs(plan: Plan, s: _Sequences) -> tuple[sentence_pairs.Pairs, np.ndarray]:
@@ -294,7 +265,7 @@ def _draw_pairs(plan: Plan, s: _Sequences) -> tuple[sentence_pairs.Pairs, np.nda
     return pair, np.stack(sentence_pairs.trim(a, b, room), 1)
 
 
-def _pair_parts(plan: Plan, s: _Sequences) -> tuple[_Parts, dict[str, np.ndarray]]:
+def _pair_parts(plan: Plan, s: _Sequences) -> tuple[Parts, dict[str, np.ndarray]]:
     pair, cut = _draw_pairs(plan, s)
     front = np.empty_like(cut)
     for half, name in enumerate(("front of a", "front of b")):
@@ -304,11 +275,11 @@ def _pair_parts(plan: Plan, s: _Sequences) -> tuple[_Parts, dict[str, np.ndarray
     start, stop = pair.start + front, pair.stop + front - cut
     present = stop > start
     present[:, 0] = True
-    return _Parts(start[present], stop[present], np.nonzero(present)[0]), pair.labels
+    return Parts(start[present], stop[present], np.nonzero(present)[0]), pair.labels
 
 
 def _framed(
-    plan: Plan, parts: _Parts, s: _Sequences, b: int, specials: Any
+    plan: Plan, parts: Parts, s: _Sequences, b: int, specials: Any
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Lay parts out in b rows; return the arrays [b, L] and where sequences begin, in
     the flattened rows, i64 [k].

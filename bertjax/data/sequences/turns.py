@@ -22,7 +22,7 @@ import numpy as np
 
 from bertjax.data.ragged import ramps
 from bertjax.data.sequences import chunks
-from bertjax.data.sequences.chunks import Block
+from bertjax.data.sequences.chunks import Block, Parts
 
 KNOWN = 0  # the speaker of what was known before
 CONTEXT, ANSWER, KNOWLEDGE = 0, 1, 2  # token types
@@ -40,25 +40,6 @@ class Limits(NamedTuple):
     def known(self, length: int) -> int:
         """Return the most tokens of knowledge in a row of so many slots."""
         return max(min(self.context, length - self.target) // 2 - 1, 0)
-
-
-class Parts(NamedTuple):
-    """Token ranges of sequences in order, each array [p].
-
-    of: the sequence, not falling. opens, closes: whether cls stands before, and sep
-    behind. kind: CONTEXT, ANSWER or KNOWLEDGE. role: 0 of who answers; of the others 1,
-    2, ... in the order in which they spoke last, the latest first. turn: turns to the
-    answer, 0 of itself.
-    """
-
-    start: np.ndarray
-    stop: np.ndarray
-    of: np.ndarray
-    opens: np.ndarray
-    closes: np.ndarray
-    kind: np.ndarray
-    role: np.ndarray
-    turn: np.ndarray
 
 
 def turn_blocks(
@@ -110,12 +91,16 @@ def turn_blocks(
 
 
 def find_parts(
-    text: Any, first: np.ndarray, stop: np.ndarray, document: np.ndarray, known: int,
-    target: int,
-) -> Parts:  # fmt: skip
-    """Return the parts of sequences: of sentences [first, stop) in documents, [k] each;
-    known: the most tokens of knowledge."""
+    text: Any, first: np.ndarray, stop: np.ndarray, document: np.ndarray
+) -> Parts:
+    """Return the parts of sequences: of sentences [first, stop) in documents, [k] each.
+
+    text: a plan of turns. Values of a part are its token type, CONTEXT, ANSWER or
+    KNOWLEDGE; its role, 0 of who answers, of the others 1, 2, ... in the order in which
+    they spoke last, the latest first; its turns to the answer, 0 of itself.
+    """
     tok, begin = text.sentences, text.documents[document]
+    known, target = text.limits.known(text.length), text.limits.target
     opening = begin.copy()
     while (more := (opening < stop - 1) & (text.speakers[opening] == KNOWN)).any():
         opening[more] += 1
@@ -134,8 +119,9 @@ def find_parts(
     kind = np.where(is_known, KNOWLEDGE, np.where(is_answer, ANSWER, CONTEXT))
     speaker = np.where(is_known, KNOWN, text.speakers[sentence].astype(np.int64))
     turn = np.where(is_known, 0, stop[of] - 1 - sentence)
-    role = find_roles(of, speaker)
-    return Parts(start, end, of, (nth == 0) | is_answer, ~cut, kind, role, turn)
+    roles = find_roles(of, speaker)
+    values = {"token_type_ids": kind, "role_ids": roles, "turn_ids": turn}
+    return Parts(start, end, of, (nth == 0) | is_answer, ~cut, values)
 
 
 def find_roles(of: np.ndarray, speaker: np.ndarray) -> np.ndarray:
