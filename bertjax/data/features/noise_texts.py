@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bertjax.data import counter_rng
+from bertjax.data.masking import choose
 
 IDS = (1 << 24) - 1
 FREE = 1 << 28  # text, which may be chosen: nothing special, no mask
@@ -80,13 +81,10 @@ def find_units(text: Text) -> Units:
     begins = free & ((text.codes & BEGINS_UNIT) > 0)
     begins[1:] |= free[1:] & ~free[:-1]
     begins[:1] |= free[:1]
-    first = np.flatnonzero(begins)
-    is_last = free.copy()
-    is_last[:-1] &= ~(free & ~begins)[1:]
-    ends = np.cumsum(text.size)
-    until = np.searchsorted(first, ends)
+    units = choose.find_units(free[None], begins[None])
+    until = np.searchsorted(units.first, np.cumsum(text.size))
     many = np.diff(until, prepend=0)
-    return Units(first, np.flatnonzero(is_last) - first + 1, until - many, many)
+    return Units(units.first, units.size, until - many, many)
 
 
 def count_share(share: float, total: np.ndarray) -> np.ndarray:
