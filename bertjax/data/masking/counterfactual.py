@@ -17,9 +17,11 @@ from bertjax.data.masking import choose
 from bertjax.data.masking.choose import Rows
 from bertjax.data.masking.presets import Masking
 from bertjax.data.masking.similar_words import (
+    UNFIT,
     Similar,
     ids_within_sentences,
     make_similar,
+    why_unfit,
 )
 from bertjax.data.masking.vocab_tables import Tables
 from bertjax.data.ragged import ramps
@@ -37,15 +39,12 @@ def make_pair_table(forms: Mapping[str, str], tokenizer: Any) -> Similar:
     ids = dict(zip(forms, ids_within_sentences([*forms], tokenizer), strict=True))
     special = set(map(int, tokenizer.special_ids))
     words: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
-    skipped = dict.fromkeys(("other length", "unknown", "same"), 0)
+    skipped = dict.fromkeys(UNFIT, 0)
     for one, two in forms.items():
         a, b = ids[one], ids[two]
-        if not (a and b and special.isdisjoint(a) and special.isdisjoint(b)):
-            skipped["unknown"] += 1
-        elif len(a) != len(b):
-            skipped["other length"] += 1
-        elif a == b:
-            skipped["same"] += 1
+        known = a and special.isdisjoint(a)
+        if why := why_unfit(a, b, special) if known else "unknown":
+            skipped[why] += 1
         else:
             words.setdefault(a, [b])
     kept = {a: [b] for a, [b] in words.items() if words.get(b) == [a]}

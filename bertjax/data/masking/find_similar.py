@@ -19,6 +19,7 @@ from bertjax.data.masking.similar_words import (
     HEADER,
     hash_words,
     ids_within_sentences,
+    why_unfit,
 )
 from bertjax.data.token_flags import BEGINS_WORD
 from bertjax.data.tokenizers.vocab_files import read_lines
@@ -222,14 +223,10 @@ def fitting_words(words: Mapping[str, Sequence[str]], tokenizer: Any) -> Words:
     ids = dict(zip(texts, ids_within_sentences(texts, tokenizer), strict=True))
     special = set(map(int, tokenizer.special_ids))
 
-    def fit(word: str, other: str) -> bool:
-        one, two = ids[word], ids[other]
-        known = special.isdisjoint(one) and special.isdisjoint(two)
-        return bool(one) and len(one) == len(two) and one != two and known
-
     kept = {
-        word: [other for other in own if fit(word, other)]
+        word: [w for w in own if not why_unfit(ids[word], ids[w], special)]
         for word, own in words.items()
+        if ids[word] and special.isdisjoint(ids[word])
     }
     return {word: own for word, own in kept.items() if own}
 

@@ -22,6 +22,7 @@ from bertjax.data.tokenizers.vocab_files import read_lines
 FORMAT = 1
 HEADER = f"# bertjax similar words, format {FORMAT}"  # first line of what is written
 NONE = "none"  # data.similar of a run without similar words
+UNFIT = "other length", "unknown", "same"  # why a word cannot stand in for another
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,19 +125,25 @@ def read_similar(path: str | os.PathLike[str], tokenizer: Any) -> Similar:
     ids = dict(zip(texts, ids_within_sentences(texts, tokenizer), strict=True))
     special = set(map(int, tokenizer.special_ids))
     known: dict[tuple[int, ...], dict[tuple[int, ...], None]] = {}
-    skipped = dict.fromkeys(("other length", "unknown", "same"), 0)
+    skipped = dict.fromkeys(UNFIT, 0)
     for word, near in listed.items():
         for other in near:
-            if not ids[other] or not special.isdisjoint(ids[other]):
-                skipped["unknown"] += 1
-            elif len(ids[other]) != len(ids[word]):
-                skipped["other length"] += 1
-            elif ids[other] == ids[word]:
-                skipped["same"] += 1
+            if why := why_unfit(ids[word], ids[other], special):
+                skipped[why] += 1
             else:
                 known.setdefault(ids[word], {})[ids[other]] = None
     table = make_similar({word: list(near) for word, near in known.items()})
     return replace(table, skipped=skipped)
+
+
+def why_unfit(word: tuple[int, ...], other: tuple[int, ...], special: set[int]) -> str:
+    """Say why the ids `other` cannot stand in for those of a word: one of UNFIT, or
+    "". special: ids of the special pieces."""
+    if not other or not special.isdisjoint(other):
+        return "unknown"
+    if len(other) != len(word):
+        return "other length"
+    return "same" if other == word else ""
 
 
 def _check_header(line: str, where: str) -> bool:
