@@ -5,7 +5,7 @@ import json
 
 from bertjax.data.tokenizers.tokenizer import SENTINEL, Tokenizer
 from bertjax.data.tokenizers.tokenizer_files import ADDED, Reader
-from bertjax.data.tokenizers.tokenizer_json import LSTRIP, json_files
+from bertjax.data.tokenizers.tokenizer_json import LSTRIP, json_files, special_tokens
 
 
 def add_extra_ids(tokenizer: Tokenizer, number: int) -> Tokenizer:
@@ -25,14 +25,8 @@ def add_extra_ids(tokenizer: Tokenizer, number: int) -> Tokenizer:
     files = dict(tokenizer.files)
     if "tokenizer.json" in files:
         data = json.loads(files["tokenizer.json"])
-        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-        data["added_tokens"] = [
-            *(data.get("added_tokens") or []),
-            *(
-                {"id": i, "content": p, "special": True, **flags}
-                for p, i in new.items()
-            ),
-        ]
+        known = data.get("added_tokens") or []
+        data["added_tokens"] = known + special_tokens(new)
         files |= json_files(data)
     else:
         known = json.loads(files.get(ADDED, b"{}"))

@@ -7,6 +7,7 @@ from typing import Any
 
 from bertjax import UserError
 from bertjax.data.tokenizers.backends import read_model
+from bertjax.data.tokenizers.tokenizer_json import special_tokens
 
 # Types of a piece in sentencepiece_model.proto.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(1, 6)
@@ -84,11 +85,8 @@ def from_t5(model: bytes, sentinels: int) -> dict[str, Any]:
         raise ValueError("it does not begin with <pad> </s> <unk>")
     extra = [f"<extra_id_{i}>" for i in reversed(range(sentinels))]
     data = _make(proto, [*pieces, *((piece, 0.0, CONTROL) for piece in extra)], [])
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     ids = [*enumerate(names), *enumerate(extra, len(pieces))]
-    data["added_tokens"] = [
-        {"id": i, "content": piece, "special": True, **flags} for i, piece in ids
-    ]
+    data["added_tokens"] = special_tokens({piece: i for i, piece in ids})
     text, end = ({"Sequence": {"id": x, "type_id": 0}} for x in "AB"), names[1]
     mark = {"SpecialToken": {"id": end, "type_id": 0}}
     first, second = ([x, mark] for x in text)

@@ -224,6 +224,12 @@ def json_files(data: dict[str, Any]) -> dict[str, bytes]:
     return {"tokenizer.json": text.encode()}
 
 
+def special_tokens(ids: dict[str, int]) -> list[dict[str, Any]]:
+    """Return the `added_tokens` of special pieces, in order, by the ids of these."""
+    flags = dict.fromkeys(FLAGS, False) | {"special": True}
+    return [{"id": i, "content": piece, **flags} for piece, i in ids.items()]
+
+
 def set_options(data: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     """Return a tokenizer.json that does what its tokenizer_config.json says."""
     normalizer, words = data.get("normalizer") or {}, data.get("pre_tokenizer") or {}
@@ -260,10 +266,7 @@ def with_options(
             return files
         engine = backends.wordpiece_engine(pieces, unk, lower)
     data = json.loads(engine.tokenizer.to_str())
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    data["added_tokens"] = [
-        {"id": i, "content": pieces[i], "special": True, **flags} for i in sorted(added)
-    ]
+    data["added_tokens"] = special_tokens({pieces[i]: i for i in sorted(added)})
     return json_files(set_options(data, config))
 
 
