@@ -109,6 +109,14 @@ class Source:
         """Yield the documents in order, those without text too; count every repair."""
         raise NotImplementedError
 
+    def make(
+        self, record: Mapping[str, Any], where: Callable[[], str], counts: Counts
+    ) -> Document:
+        """Turn a record into a document (`make_document`), and tell of its text."""
+        document = make_document(record, self.fields, where, counts[self.name])
+        counts.read(sum(map(len, document.paragraphs)) / 1e6)
+        return document
+
     def split(self, piece_bytes: int) -> list["Source"]:
         """Cut into independent pieces of about `piece_bytes`, which can be pickled.
 

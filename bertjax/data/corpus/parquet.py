@@ -8,12 +8,7 @@ from typing import Any
 
 from bertjax import UserError, registry
 from bertjax.data.corpus import files
-from bertjax.data.corpus.documents import (
-    Document,
-    Source,
-    make_document,
-    refuse_missing,
-)
+from bertjax.data.corpus.documents import Document, Source, refuse_missing
 from bertjax.data.corpus.line_repair import Counts
 
 ROWS = 64  # decoded at once; a row may be a whole book
@@ -71,7 +66,6 @@ class ParquetSource(Source):
             return None
 
     def read(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
-        counter = counts[self.name]
         columns = list(self.fields.keys())
         with self._open() as file:
             end = file.num_row_groups if self.end is None else self.end
@@ -85,9 +79,7 @@ class ParquetSource(Source):
             for batch in file.iter_batches(ROWS, row_groups=groups, columns=columns):
                 for record in _as_bytes(batch).to_pylist():
                     row += 1
-                    document = make_document(record, self.fields, where, counter)
-                    counts.read(sum(map(len, document.paragraphs)) / 1e6)
-                    yield document
+                    yield self.make(record, where, counts)
 
 
 def _as_bytes(batch: Any) -> Any:

@@ -8,12 +8,7 @@ from dataclasses import dataclass
 
 from bertjax import UserError, counted
 from bertjax.data.corpus import files
-from bertjax.data.corpus.documents import (
-    Document,
-    Source,
-    make_document,
-    refuse_missing,
-)
+from bertjax.data.corpus.documents import Document, Source, refuse_missing
 from bertjax.data.corpus.line_repair import Counts
 
 ENDS = (".csv", ".tsv")
@@ -54,7 +49,7 @@ class TableSource(Source):
         fewer cells than the first line, quotes that do not close, and a row over
         `max_line_bytes`.
         """
-        counter, rows = counts[self.name], self._rows(max_line_bytes)
+        rows = self._rows(max_line_bytes)
         place, header = next(rows, (self.name, []))
         names, wanted = [name.strip() for name in header], self.fields.keys()
         if header:
@@ -70,9 +65,7 @@ class TableSource(Source):
             # Bytes again: what is no UTF-8 is repaired, and counted, where it is read.
             found = (cell.encode("utf-8", "surrogateescape") for cell in cells)
             record = dict(zip(names, found, strict=True))
-            document = make_document(record, self.fields, place.__str__, counter)
-            counts.read(sum(map(len, document.paragraphs)) / 1e6)
-            yield document
+            yield self.make(record, place.__str__, counts)
 
     def _rows(self, limit: int) -> Iterator[tuple[str, list[str]]]:
         """Yield the place and cells of each row that is not empty."""

@@ -8,12 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bertjax import UserError
-from bertjax.data.corpus.documents import (
-    Document,
-    Source,
-    make_document,
-    refuse_missing,
-)
+from bertjax.data.corpus.documents import Document, Source, refuse_missing
 from bertjax.data.corpus.line_repair import Counts
 
 WRITTEN = re.compile(r"tfds:([^:\[\]]+)(?::(\d+\.\d+\.\d+))?:([^:].*)")
@@ -110,8 +105,5 @@ class TfdsSource(Source):
             import tensorflow_datasets as tfds
 
             split = tfds.even_splits(split, self.end)[self.start]
-        counter = counts[self.name]
         for record in read_split(builder, split, self.fields.keys()):
-            document = make_document(record, self.fields, lambda: self.name, counter)
-            counts.read(sum(map(len, document.paragraphs)) / 1e6)
-            yield document
+            yield self.make(record, lambda: self.name, counts)
