@@ -19,7 +19,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,6 +40,7 @@ from bertjax.data.token_store.encoding import (
     tell_parent,
 )
 from bertjax.data.token_store.store import (
+    MARKS,
     differing,
     hashed_files,
     token_dtype,
@@ -53,8 +54,6 @@ from bertjax.storage import directories
 PIECE_BYTES = 1 << 26
 PARTS = "parts-"
 STALE = 30 * 86_400.0  # seconds
-FILES = ("blocks.bin", "tokens.bin", "lengths.bin", "documents.bin")
-MARKS = "marks.bin"
 
 
 class Piece(NamedTuple):
@@ -128,6 +127,15 @@ def encode_piece(
             raise
 
 
+def file_types(
+    dtype: str, has_marks: bool, streams: Mapping[str, Sequence[str]]
+) -> dict[str, str]:
+    """Return the types of a piece's files but blocks.bin; streams: kind and type."""
+    types = {"tokens.bin": dtype, "lengths.bin": "<u4", "documents.bin": "<i8"}
+    types |= {MARKS: "u1"} if has_marks else {}
+    return types | {f"{name}.bin": own for name, (_, own) in streams.items()}
+
+
 def _write(
     path: Path, encoder: Encoder, piece: Piece, tell: Callable[[float], None]
 ) -> None:
@@ -138,14 +146,11 @@ def _write(
         for document in source.documents(repairs, piece.max_line_bytes)
     )
     dtype = token_dtype(encoder.tokenizer.vocab_size)
-    types = dict(zip(FILES, ("<i8", dtype, "<u4", "<i8"), strict=True))
-    if encoder.marker is not None:
-        types[MARKS] = "u1"
     streams = {name: [s.kind, s.dtype] for name, s in encoder.streams.items()}
-    types |= {f"{name}.bin": dtype for name, (_, dtype) in streams.items()}
+    types = file_types(dtype, encoder.marker is not None, streams)
     groups: dict[str, int] = {}
     with (
-        hashed_files(path, types) as out,
+        hashed_files(path, {"blocks.bin": "<i8", **types}) as out,
         contextlib.closing(encoder.documents(documents)) as encoded,
     ):
         for block in _located(encoded, encoder, piece):
@@ -230,15 +235,8 @@ class EncodedPiece:
             return
         first, last = self._of[group]
         meta = self.meta
-        types = {
-            "tokens.bin": meta["dtype"],
-            "lengths.bin": "<u4",
-            "documents.bin": "<i8",
-        }
-        if MARKS in meta["files"]:
-            types[MARKS] = "u1"
         streams = meta.get("streams", {})
-        types |= {f"{name}.bin": dtype for name, (_, dtype) in streams.items()}
+        types = file_types(meta["dtype"], MARKS in meta["files"], streams)
         counted_by = dict.fromkeys(types, 0) | {"lengths.bin": 1, "documents.bin": 2}
         for name, (kind, _) in streams.items():
             counted_by[f"{name}.bin"] = 1 if kind == SENTENCE else 0
