@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from bertjax import UserError
-from bertjax.parallel.sharding import Path, is_stacked, keys, path_name
+from bertjax.parallel.sharding import is_stacked, path_name
 from bertjax.training import FreezeRule
+from bertjax.training.layerwise import before, stack_depths
 
 # Path of a leaf -> how many entries of its axis 0 are frozen, the first ones; None: all
 Sizes = Mapping[str, int | None]
@@ -35,7 +36,7 @@ def frozen_sizes(params: Any, rules: Sequence[FreezeRule]) -> dict[str, int | No
         for path, leaf in jax.tree_util.tree_leaves_with_path(params)
     }
     check_rules(leaves, rules)
-    depths = _depths(leaves.values())
+    depths = stack_depths(params)
     sizes: dict[str, int | None] = {}
     for rule in rules:
         for name, (path, leaf) in leaves.items():
@@ -44,9 +45,10 @@ def frozen_sizes(params: Any, rules: Sequence[FreezeRule]) -> dict[str, int | No
             if rule.first is None:
                 sizes[name] = None
                 continue
-            depth = depths[_stack(path)] if is_stacked(path) else len_of(leaf)
+            what, depth = "rows", len_of(leaf)
+            if is_stacked(path):
+                what, depth = "layers", depths[before(path, "layers")]
             if rule.first > depth:
-                what = "layers" if is_stacked(path) else "rows"
                 raise UserError(
                     f"optim.freeze: {rule.text} is the first {rule.first} {what} of "
                     f"{name}, which has {depth}"
@@ -79,22 +81,6 @@ def check_rules(
 def len_of(leaf: Any) -> int:
     """Return the size of axis 0 of an array or a shape; 1 of a scalar."""
     return leaf.shape[0] if leaf.shape else 1
-
-
-def _stack(path: Path) -> tuple[Any, ...]:
-    """Name the stack of layers that a leaf lies in."""
-    named = keys(path)
-    return tuple(named[: named.index("layers")])
-
-
-def _depths(leaves: Any) -> dict[tuple[Any, ...], int]:
-    """Return how many layers each stack has, by its deepest leaf."""
-    depths: dict[tuple[Any, ...], int] = {}
-    for path, leaf in leaves:
-        if is_stacked(path):
-            stack = _stack(path)
-            depths[stack] = max(depths.get(stack, 0), leaf.shape[0])
-    return depths
 
 
 def split(

@@ -84,6 +84,25 @@ def group_of(path: Path, leaf: Any) -> str:
     return "embeddings" if tables else "heads"
 
 
+def before(path: Path, name: str) -> tuple[Any, ...]:
+    """Return the keys of a path that stand before one of this name."""
+    return tuple(keys(path)[: keys(path).index(name)])
+
+
+def stack_depths(*parts: Any) -> dict[tuple[Any, ...], int]:
+    """Return how many layers each stack has, by its deepest leaf; a stack is named by
+    the keys before "layers". parts: trees whose leaves of one path are one leaf's."""
+    sizes: dict[tuple[Any, ...], int] = {}
+    depths: dict[tuple[Any, ...], int] = {}
+    for tree in parts:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            if is_stacked(path):
+                name, stack = tuple(keys(path)), before(path, "layers")
+                sizes[name] = sizes.get(name, 0) + leaf.shape[0]
+                depths[stack] = max(depths.get(stack, 0), sizes[name])
+    return depths
+
+
 def rate_multipliers(
     params: Any,
     decay: float,
@@ -99,18 +118,7 @@ def rate_multipliers(
     the last layer has decay^2). A leaf that the first layers lack is aligned with the
     last one. frozen: the layers that are not trained (State), which count too.
     """
-    depths: dict[tuple[Any, ...], int] = {}
-
-    def parent(path: Path, name: str) -> tuple[Any, ...]:
-        return tuple(keys(path)[: keys(path).index(name)])
-
-    sizes: dict[tuple[Any, ...], int] = {}
-    for tree in (params, frozen):
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-            if is_stacked(path):
-                above, name = parent(path, "layers"), tuple(keys(path))
-                sizes[name] = sizes.get(name, 0) + leaf.shape[0]
-                depths[above] = max(depths.get(above, 0), sizes[name])
+    depths = stack_depths(params, frozen)
 
     def at_depth(path: Path, leaf: Any) -> Any:
         if is_stacked(path) and decay != 1:
@@ -118,7 +126,7 @@ def rate_multipliers(
             factors = decay ** np.arange(size, 0, -1, dtype=np.float32)
             return factors.reshape(size, *[1] * (leaf.ndim - 1))
         if "embeddings" in keys(path):
-            return decay ** (depths.get(parent(path, "embeddings"), 0) + 1)
+            return decay ** (depths.get(before(path, "embeddings"), 0) + 1)
         return 1.0
 
     def one(path: Path, leaf: Any) -> Any:
