@@ -307,6 +307,4 @@ def make_segmenter(segmenter: str) -> Jieba | None:
         parts = line.decode("utf-8", "replace").strip().split(" ")
         if len(parts) < 2 or not parts[1].isdecimal() or "\ufffd" in parts[0]:
             raise UserError(f"{where}, line {number}: not a word and its frequency")
-    if not content.strip():
-        raise UserError(f"{where}: the file is empty")
     return Jieba(content)
