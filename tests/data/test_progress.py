@@ -20,6 +20,13 @@ def test_a_plain_line_says_units_and_the_time_that_their_work_leaves():
     plain.begin()  # what took long before is over
     plain.done = 50
     assert plain.line(10.0) == "prepare: 50.0 of 100.0 MB, 2.5 MB/s, 20 s left"
+    endless = progress.Progress("prepare", unit="MB")
+    endless.add(25)
+    assert endless.line(10.0) == "prepare: 25.0 MB, 2.5 MB/s"
+    counts = progress.Progress("score", total=12345.0, unit="tokens")
+    counts.add(1235.0)
+    told = "score: 1,235 of 12,345 tokens, 123.5 tokens/s, 90 s left"
+    assert counts.line(10.0) == told
     weighed = progress.Progress("embed", total=100, unit="lines", work=4000)
     weighed.add(10, work=1000)  # the longest tenth is a quarter of the work
     assert weighed.line(10.0) == "embed: 10 of 100 lines, 1.0 lines/s, 30 s left"

@@ -383,11 +383,21 @@ def test_named_sources():
             named_sources(value)
 
 
-def test_files_of_one_name_are_refused(tmp_path):
-    for name in ("sw.txt", "sw.txt.gz"):
-        write(tmp_path / name, b"x")
-    with pytest.raises(UserError, match=r"data\.train: the name 'sw' is given twice"):
-        named_sources(f"*={tmp_path}/*", "data.train")
+def test_every_file_a_component(tmp_path):
+    for name in ("zh.txt.gz", "en.txt", "wiki-2.jsonl"):
+        (tmp_path / name).write_text("x")
+    found = named_sources(f"*={tmp_path}/*", "data.train")
+    assert list(found) == ["en", "wiki-2", "zh"]
+    assert found["zh"] == str(tmp_path / "zh.txt.gz")
+    more = named_sources(f"a=b.txt,*={tmp_path}/e*,{tmp_path}/z*,c=d,e", "data.train")
+    assert list(more) == ["a", "en", "zh", "c"] and more["c"] == "d,e"
+    assert named_sources("a.txt", "data.train") == {"train": "a.txt"}
+    (tmp_path / "en.txt.gz").write_text("x")
+    for value in (f"*={tmp_path}/*", f"en=a.txt,*={tmp_path}/en.txt"):
+        with pytest.raises(UserError, match=r"data\.train: the name 'en' is given"):
+            named_sources(value, "data.train")
+    with pytest.raises(UserError, match="no file matches"):
+        named_sources(f"*={tmp_path}/*.zst", "data.train")
 
 
 def test_tfds_absent(monkeypatch):
@@ -488,11 +498,12 @@ def test_names_in_capitals_and_ndjson(tmp_path):
         assert document.paragraphs == ["One."]
 
 
-def test_held_out_plain_text_needs_no_groups(tmp_path):
+def test_plain_text_has_no_fields_and_held_out_needs_no_groups(tmp_path):
     (tmp_path / "a.txt").write_text("One.")
     where = str(tmp_path / "a.txt")
-    with pytest.raises(UserError, match="has no fields"):
-        parse_sources(where, "data.train", "train", group_field="lang")
+    for field in ("group", "entity"):
+        with pytest.raises(UserError, match=f"data.{field}_field=x: .*plain text"):
+            parse_sources(where, "data.train", "train", **{f"{field}_field": "x"})
     (source,) = parse_sources(where, "data.valid", "valid", group_field="lang")
     (document,) = source.documents(Counts(), 1 << 20)
     assert document.group == ""

@@ -204,6 +204,7 @@ def test_blocks_of_groups_hold_everything_in_order(drawn, size):
     found: dict[str, list[list[str]]] = {}
     texts = (Document(paragraphs, group) for group, paragraphs in drawn)
     for block in encoding.blocks(texts, size):
+        assert block.characters == sum(len(p) for part in block.parts for p in part)
         held = found.setdefault(block.group, [])
         for part, begins in zip(block.parts, block.begins, strict=True):
             if begins:

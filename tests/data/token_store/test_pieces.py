@@ -16,7 +16,7 @@ from bertjax.data.corpus.documents import Document, refuse_empty
 from bertjax.data.corpus.line_files import FileSource
 from bertjax.data.corpus.line_repair import Counts
 from bertjax.data.corpus.parquet import ParquetSource
-from bertjax.data.corpus.sources import named_sources, parse_sources
+from bertjax.data.corpus.sources import parse_sources
 
 
 def parse(path, **fields):
@@ -356,27 +356,3 @@ def test_bad_fields_are_named(row, words, tmp_path):
     with pytest.raises(UserError, match=r"a\.jsonl, line 2: .*" + words) as caught:
         read([parse(path, group_field="lang", entity_field="who")])
     assert "\n" not in str(caught.value)
-
-
-def test_plain_text_has_no_fields(tmp_path):
-    (tmp_path / "a.txt").write_text("x")
-    for field in ("group", "entity"):
-        with pytest.raises(UserError, match=f"data.{field}_field=x: .*plain text"):
-            parse(tmp_path / "a.txt", **{f"{field}_field": "x"})
-
-
-def test_every_file_a_component(tmp_path):
-    for name in ("zh.txt.gz", "en.txt", "wiki-2.jsonl"):
-        (tmp_path / name).write_text("x")
-    found = named_sources(f"*={tmp_path}/*", "data.train")
-    assert list(found) == ["en", "wiki-2", "zh"]
-    assert found["zh"] == str(tmp_path / "zh.txt.gz")
-    more = named_sources(f"a=b.txt,*={tmp_path}/e*,{tmp_path}/z*,c=d,e", "data.train")
-    assert list(more) == ["a", "en", "zh", "c"] and more["c"] == "d,e"
-    assert named_sources("a.txt", "data.train") == {"train": "a.txt"}
-    (tmp_path / "en.jsonl").write_text("x")
-    for value in (f"*={tmp_path}/*", f"en=a.txt,*={tmp_path}/en.txt"):
-        with pytest.raises(UserError, match=r"data\.train: the name 'en' is given"):
-            named_sources(value, "data.train")
-    with pytest.raises(UserError, match="no file matches"):
-        named_sources(f"*={tmp_path}/*.zst", "data.train")

@@ -15,7 +15,6 @@ from small_texts import build_store
 
 from bertjax import UserError
 from bertjax.data.corpus.documents import Document, Source
-from bertjax.data.progress import Progress
 from bertjax.data.token_store import encoding
 from bertjax.data.token_store.store import Store, open_store, verify
 from bertjax.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
@@ -136,17 +135,6 @@ def test_blocks_and_workers_change_nothing(tokenizer, tmp_path, monkeypatch):
     spread = build([Memory(*DOCUMENTS)], tokenizer, tmp_path / "3", workers=2)
     assert arrays(whole) == arrays(cut) == arrays(spread)
     assert whole.content_hash == cut.content_hash == spread.content_hash
-
-
-def test_blocks_hold_everything_once():
-    documents = [Document(d) for d in DOCUMENTS]
-    found: list[list[str]] = []
-    for block in encoding.blocks(documents, 100):
-        assert block.characters == sum(len(p) for part in block.parts for p in part)
-        for part, begins in zip(block.parts, block.begins, strict=True):
-            found += [[]] if begins else []
-            found[-1] += part
-    assert found == DOCUMENTS
 
 
 def test_paragraphs_of_extreme_length_are_cut_and_nothing_is_lost():
@@ -295,15 +283,3 @@ def test_errors_of_the_work_pass_and_leave_nothing(tmp_path):
     with pytest.raises(ZeroDivisionError):
         directories.make_whole(tmp_path / "t", fails)
     assert os.listdir(tmp_path) == []
-
-
-def test_progress_says_what_is_left():
-    progress = Progress("prepare", total=100, unit="MB")
-    progress.add(25)
-    assert progress.line(10.0) == "prepare: 25.0 of 100.0 MB, 2.5 MB/s, 30 s left"
-    progress.total = None
-    assert progress.line(10.0) == "prepare: 25.0 MB, 2.5 MB/s"
-    progress = Progress("score", total=12345.0, unit="tokens")
-    progress.add(1235.0)
-    told = "score: 1,235 of 12,345 tokens, 123.5 tokens/s, 90 s left"
-    assert progress.line(10.0) == told
