@@ -183,12 +183,14 @@ class EncoderDecoderFeatures(base.Features):
         return None
 
 
-def number_pieces(layout: Layout, s: Sequences, of: Any, first: Any) -> dict[str, Any]:
-    """Return `segments` and `places` of a Side whose pieces are of the texts `of`;
-    first: which piece begins each text."""
+def make_side(
+    layout: Layout, ids: np.ndarray, s: Sequences, of: Any, first: Any, packed: bool
+) -> Side:
+    """Make a side of ids [b, W] whose pieces are of the texts `of`; first: which piece
+    begins each text."""
+    if not packed:
+        return Side(ids, layout.real)
     slots = np.arange(np.prod(layout.shape), dtype=np.int32).reshape(layout.shape)
     places = slots - layout.spread(layout.at[first][of])
-    return {
-        "segments": layout.spread((s.nth + 1)[of]),
-        "places": places * layout.real,
-    }
+    segments = layout.spread((s.nth + 1)[of])
+    return Side(ids, layout.real, segments, places * layout.real)

@@ -19,7 +19,7 @@ from bertjax.data.features.encoder_decoder import (
     count_chosen,
     find_sequences,
     is_frame,
-    number_pieces,
+    make_side,
 )
 from bertjax.data.features.noise_operations import read_noise
 from bertjax.data.features.noise_texts import (
@@ -108,12 +108,9 @@ class NoiseFeatures(EncoderDecoderFeatures):
         s = find_sequences(arrays, keys, "noise")
         layout = Layout(text.size, s.row, (len(keys), self.length))
         first = np.cumsum(text.size) - text.size
-        ids = layout.take(text.codes & IDS, first)
-        numbers = {}
-        if "segment_ids" in arrays:
-            every = np.arange(len(s.row))
-            numbers = number_pieces(layout, s, every, every)
-        return Side(ids, layout.real, **numbers), self._targets(arrays)
+        ids, every = layout.take(text.codes & IDS, first), np.arange(len(s.row))
+        inputs = make_side(layout, ids, s, every, every, "segment_ids" in arrays)
+        return inputs, self._targets(arrays)
 
     def _targets(self, arrays: Batch) -> Side:
         """Return the rows as they were gathered, [b, T]."""
@@ -123,9 +120,7 @@ class NoiseFeatures(EncoderDecoderFeatures):
             for name in ("input_ids", "attention_mask", "segment_ids", "position_ids")
             if name in arrays
         )
-        if not numbers:
-            return Side(ids, real > 0)
-        return Side(ids, real > 0, numbers[0], numbers[1])
+        return Side(ids, real > 0, *numbers)
 
     def _corrupt(
         self,

@@ -19,7 +19,7 @@ from bertjax.data.features.encoder_decoder import (
     count_chosen,
     find_sequences,
     is_frame,
-    number_pieces,
+    make_side,
 )
 from bertjax.data.masking.choose import choose_subsets
 from bertjax.data.ragged import ramps
@@ -117,17 +117,14 @@ class SpansFeatures(EncoderDecoderFeatures):
         begin = np.cumsum(written + read) - read - written
         text = np.append(arrays["input_ids"][is_text], np.int32(self.tokenizer.pad_id))
 
-        def make_side(start: np.ndarray, size: np.ndarray, width: int) -> Side:
+        def lay_out(start: np.ndarray, size: np.ndarray, width: int) -> Side:
             layout = Layout(size + 1, s.row[of], (len(keys), width))
-            ids = layout.take(text, start)
+            ids, first = layout.take(text, start), np.flatnonzero(number == 0)
             ids.reshape(-1)[layout.at + size] = ends
-            numbers = {}
-            if "segment_ids" in arrays:
-                numbers = number_pieces(layout, s, of, np.flatnonzero(number == 0))
-            return Side(ids, layout.real, **numbers)
+            return make_side(layout, ids, s, of, first, "segment_ids" in arrays)
 
-        inputs = make_side(begin + written, read, self.length)
-        return inputs, make_side(begin, written, self.target)
+        inputs = lay_out(begin + written, read, self.length)
+        return inputs, lay_out(begin, written, self.target)
 
     def _text(self, arrays: Batch, s: Sequences) -> tuple[np.ndarray, np.ndarray]:
         """Say which tokens are text, bool [b, raw], and how many each sequence has."""
