@@ -3,7 +3,7 @@
 
 import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,15 +80,8 @@ def make_run(
         return resolve.make_features(config, needs[phase.objective], *how)
 
     @functools.cache
-    def plan_rows(
-        raw: int,
-        rule: str | None,
-        slots: tuple[int, ...] | None,
-        streams: frozenset[str],
-        limits: tuple[int, int, int] | None,
-    ) -> tuple[Any, mixture.Mixture]:
-        how = dict(slots=slots, streams=streams, limits=limits)
-        plans = make_plans(config, rule, parts, raw, say, **how)
+    def plan_rows(form: RowForm) -> tuple[Any, mixture.Mixture]:
+        plans = make_plans(config, form, parts, say)
         rows = {name: p.n for name, p in plans.items()}
         mixed = mixture.make_mixture(rows, weights, config.data.alpha)
         for line in mixed.lines():
@@ -96,10 +89,7 @@ def make_run(
         return tuple(plans.values()), mixed
 
     def rows_of(phase: phases.Wanted | phases.Phase) -> tuple[Any, mixture.Mixture]:
-        rule = split_needs(needs[phase.objective]).pair_rule
-        half = make_half(phase)
-        how = packed_slots(half), half.streams, half.limits
-        return plan_rows(half.raw, rule, *how)
+        return plan_rows(row_form(make_half(phase), needs[phase.objective]))
 
     sizes = {phase.shape: rows_of(phase)[1].n for phase in wanted}
 
@@ -161,12 +151,11 @@ def make_eval_batches(
     one length and mask rate in all phases, and rows whatever the seed."""
     resolve.check_plan(config, needs)
     seed, length = batches.EVAL_SEED, config.data.length
-    rate, rule = resolve.eval_mask_rate(config), split_needs(needs).pair_rule
+    rate = resolve.eval_mask_rate(config)
     half = resolve.make_features(
         config, needs, tokenizer, tables, length, rate, is_evaluation=True
     )
-    how = dict(slots=packed_slots(half), streams=half.streams, limits=half.limits)
-    plans = make_plans(config, rule, {name: store}, half.raw, say, seed=seed, **how)
+    plans = make_plans(config, row_form(half, needs), {name: store}, say, seed=seed)
     return batches.Batches(
         plans=tuple(plans.values()),
         mixture=mixture.make_mixture({name: p.n for name, p in plans.items()}),
@@ -230,35 +219,41 @@ def _left_out(words: Similar) -> str:
     return why or "none"
 
 
-def packed_slots(half: Features) -> tuple[int, ...] | None:
-    """Return what sequences of 0, 1, ... tokens take of a packed row of a host half;
-    None: as many slots as tokens."""
-    tokens = np.arange(half.raw + 1)
+class RowForm(NamedTuple):
+    """What a host half asks of a plan: the length of rows, special tokens included; the
+    rule by which pairs are drawn; what sequences of 0, 1, ... tokens take of a packed
+    row, None: as many slots as tokens; the streams that rows bring, and the limits of
+    rows of turns (Features)."""
+
+    length: int
+    pair_rule: str | None = None
+    slots: tuple[int, ...] | None = None
+    streams: frozenset[str] = frozenset()
+    limits: tuple[int, int, int] | None = None
+
+
+def row_form(half: Features, needs: frozenset[str]) -> RowForm:
+    """Return what a host half asks; needs: of its objective."""
+    tokens, rule = np.arange(half.raw + 1), split_needs(needs).pair_rule
     slots = half.slots(tokens)
-    return None if np.array_equal(slots, tokens) else (*slots.tolist(),)
+    own = None if np.array_equal(slots, tokens) else (*slots.tolist(),)
+    return RowForm(half.raw, rule, own, half.streams, half.limits)
 
 
 def make_plans(
     config: ConfigDict,
-    rule: str | None,
+    form: RowForm,
     stores: Mapping[str, Any],
-    length: int,
     say: Say = silent,
     cache: Path | None = None,
     seed: int | None = None,
-    slots: Sequence[int] | None = None,
-    streams: Iterable[str] = (),
-    limits: tuple[int, int, int] | None = None,
 ) -> dict[str, Plan]:
     """Plan the rows of each store; say what the plan leaves out.
 
-    rule: by which pairs are drawn; length: of the rows, special tokens included.
-    cache: of large plans; None: data.cache. seed: None is the config's. slots: see
-    packed_slots. streams: those that rows bring. limits: of rows of turns
-    (Features.limits).
+    cache: of large plans; None: data.cache. seed: None is the config's.
     """
     if tasks.is_task(config):
-        laid = {name: rows.plan(length) for name, rows in stores.items()}
+        laid = {name: rows.plan(form.length) for name, rows in stores.items()}
         # Batches may take rows of any component: all are as long as the longest.
         longest = max(rows.length for rows in laid.values())
         return {
@@ -273,16 +268,16 @@ def make_plans(
             plans[name] = make_plan(
                 store,
                 data.plan,
-                length,
+                form.length,
                 config.seed if seed is None else seed,
                 short_seq_prob=data.short_seq_prob,
-                pair_rule=rule,
+                pair_rule=form.pair_rule,
                 packed=data.packed,
                 max_segments=data.max_segments,
                 cache=cache,
-                slots=None if slots is None else np.array(slots),
-                streams=streams,
-                limits=limits,
+                slots=None if form.slots is None else np.array(form.slots),
+                streams=form.streams,
+                limits=form.limits,
             )
         except UserError as e:
             which = str(e).removeprefix("data.train or data.valid: ")
@@ -292,7 +287,7 @@ def make_plans(
                 one = re.sub(r"^(oldest )?(\w+)s\b", r"\1\2", what)
                 left = counted(number, one, what)
                 say(f"{name}: {left} left out of the plan")
-        if rule == "nsp" and len(store.documents) == 2:
+        if form.pair_rule == "nsp" and len(store.documents) == 2:
             say(
                 f"{name}: a single document, so that random next sentences come from "
                 "it as well; a blank line parts documents"

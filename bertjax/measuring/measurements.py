@@ -193,10 +193,9 @@ def measure_plan(config: ConfigDict, sequences: int) -> Measured:
             tempfile.TemporaryDirectory(dir=folder.name) as cache,
             watch_memory() as most,
         ):
-            plan = run_batches.make_plans(
-                config, None, {"train": store}, config.data.length,
-                cache=Path(cache),
-            )["train"]  # fmt: skip
+            form = run_batches.RowForm(config.data.length)
+            how = config, form, {"train": store}
+            plan = run_batches.make_plans(*how, cache=Path(cache))["train"]
             facts["sequences"], facts["rows"] = plan.sequences, plan.n
             del plan
         facts["added_rss_mb"] = max(facts["added_rss_mb"], most() - before)

@@ -194,7 +194,7 @@ def test_a_text_without_pairs_is_named(tmp_path):
     config = command_line.parse(["--config=bert.py:smoke", *flags]).config
     parts = prepared_text.prepare(config, quiet).parts
     with pytest.raises(UserError, match=r"^the text `y`: no chunk of 128 tokens"):
-        run_batches.make_plans(config, "sop", parts, 128)
+        run_batches.make_plans(config, run_batches.RowForm(128, "sop"), parts)
 
 
 def test_rows_are_planned_with_what_the_host_half_leaves_for_text(

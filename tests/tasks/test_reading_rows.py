@@ -166,7 +166,7 @@ def test_a_passage_without_text_is_no_answer():
 def test_a_mixture_has_rows_of_one_length():
     config = command_line.parse(["--config=finetune/read.py:smoke"]).config
     parts = {"short": make(ASKED[1:]), "long": make()}
-    plans = batches.make_plans(config, None, parts, 12)
+    plans = batches.make_plans(config, batches.RowForm(12), parts)
     assert [rows.plan(12).length for rows in parts.values()] == [9, 12]
     shapes = {
         rows.gather(np.zeros(1, int), None, SPECIALS)["input_ids"].shape
