@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numbered_stores import store_of
 
 from bertjax.data.sequences import chunks
 
@@ -14,12 +15,6 @@ def texts(longest=14):
     """Draw texts as lists of documents, lists of sentence lengths."""
     sizes = st.lists(st.integers(1, longest), min_size=1, max_size=9)
     return st.lists(sizes, min_size=1, max_size=30)
-
-
-def text_of(corpus):
-    sentences = np.cumsum([0] + [n for d in corpus for n in d])
-    documents = np.cumsum([0] + [len(d) for d in corpus])
-    return SimpleNamespace(sentences=sentences, documents=documents)
 
 
 def step_by_step(ends, limit, i, stop):
@@ -55,7 +50,7 @@ def test_sentences_of_one_length(size):
 @settings(max_examples=60, deadline=None)
 @given(texts(), st.integers(5, 20), st.booleans(), st.integers(1, 9))
 def test_windows_change_nothing(corpus, length, cross, window):
-    text = text_of(corpus)
+    text = store_of(corpus)
 
     def told(size, sentences, target):
         return size * 10_000 + sentences * 100 + target
@@ -79,7 +74,7 @@ def test_windows_change_nothing(corpus, length, cross, window):
 
 @given(texts(), st.integers(3, 20))
 def test_documents_are_cut_where_they_are_full(corpus, length):
-    [block] = chunks.document_blocks(text_of(corpus), length)
+    [block] = chunks.document_blocks(store_of(corpus), length)
     expected, at = [], 0
     for document in corpus:
         end = at + sum(document)
@@ -93,7 +88,7 @@ def test_documents_are_cut_where_they_are_full(corpus, length):
 
 @given(texts(), st.integers(5, 20), st.booleans())
 def test_blocks_know_their_documents(corpus, length, cross):
-    text = text_of(corpus)
+    text = store_of(corpus)
     edges = text.sentences[text.documents]
     [block] = chunks.sentence_blocks(text, length, cross)
     inside = (edges[block.document] <= block.start) & (

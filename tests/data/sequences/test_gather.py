@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packed rows against the same plan's unpacked ones, and against the text."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numbered_stores import CLS, PAD, SEP, SPECIALS, rows_of, store_of
 from scipy import stats
 
 from bertjax import UserError
@@ -14,28 +13,10 @@ from bertjax.data import counter_rng
 from bertjax.data.sequences import packing
 from bertjax.data.sequences.make_plan import make_plan
 
-PAD, CLS, SEP = 0, 1, 2
-SPECIALS = SimpleNamespace(pad_id=PAD, cls_id=CLS, sep_id=SEP)
 WAYS = [
     ("full_sentences", None), ("doc_sentences", None), ("document", None),
     ("pairs", None), ("pairs", "nsp"), ("pairs", "sop"),
 ]  # fmt: skip
-
-
-def store_of(documents, marks=None):
-    """Make a store of lists of sentence lengths; token i is 10 + i."""
-    sentences = np.cumsum([0] + [n for d in documents for n in d])
-    return SimpleNamespace(
-        tokens=np.arange(10, 10 + sentences[-1]).astype(np.uint32),
-        sentences=sentences,
-        documents=np.cumsum([0] + [len(d) for d in documents]),
-        marks=marks,
-    )
-
-
-def rows_of(p, ids=None, epoch=0):
-    ids = np.arange(p.n) if ids is None else ids
-    return p.gather(ids, counter_rng.fold(3, epoch, ids), SPECIALS)
 
 
 def unpacked(batch):

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 import hashlib
-from types import SimpleNamespace
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numbered_stores import CLS, PAD, SEP, SPECIALS, rows_of, store_of
 from scipy import stats
 
 from bertjax import UserError
@@ -15,29 +14,6 @@ from bertjax.data.sequences import chunks
 from bertjax.data.sequences import make_plan as making
 from bertjax.data.sequences.make_plan import make_plan
 from bertjax.data.sequences.sentence_pairs import trim
-
-PAD, CLS, SEP = 0, 1, 2
-SPECIALS = SimpleNamespace(pad_id=PAD, cls_id=CLS, sep_id=SEP)
-
-
-class Store(NamedTuple):
-    tokens: np.ndarray
-    sentences: np.ndarray
-    documents: np.ndarray
-    content_hash: str | None = None
-
-
-def store_of(documents, **more):
-    """Make a store of documents, lists of sentence lengths; token i is 10 + i."""
-    lengths = [n for d in documents for n in d]
-    offsets = np.cumsum([0, *lengths])
-    tokens = np.arange(10, 10 + offsets[-1]).astype(np.uint32)
-    return Store(tokens, offsets, np.cumsum([0] + [len(d) for d in documents]), **more)
-
-
-def rows_of(p, epoch=0):
-    ids = np.arange(p.n)
-    return p.gather(ids, counter_rng.fold(3, epoch, ids), SPECIALS)
 
 
 def greedy(documents, room, cross):
@@ -161,7 +137,7 @@ def test_nsp_labels_agree_with_the_text():
     p = make_plan(store_of(corpus), "pairs", 23, 0, short_seq_prob=0, pair_rule="nsp")
     labels = []
     for epoch in range(20):
-        batch = rows_of(p, epoch)
+        batch = rows_of(p, epoch=epoch)
         for ids, types, label in zip(
             batch["input_ids"],
             batch["token_type_ids"],
@@ -197,7 +173,7 @@ def test_a_single_document_partners_with_itself(sizes):
     store = store_of([sizes])
     p = make_plan(store, "pairs", 9, 0, short_seq_prob=0, pair_rule="nsp")
     for epoch in range(30):
-        batch = rows_of(p, epoch)
+        batch = rows_of(p, epoch=epoch)
         for ids, label in zip(batch["input_ids"], batch["nsp_labels"], strict=True):
             first, last = np.flatnonzero(ids == SEP)
             follows = ids[first + 1] == ids[first - 1] + 1
