@@ -6,85 +6,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from layered_trees import B1, B2, EPS, LR, WD, draw
 
 from bertjax.parallel.mesh import make_mesh
-from bertjax.training.layerwise import is_stacked
 from bertjax.training.optim import make_optimizer
 from bertjax.training.schedules import make_schedule
 from bertjax.training.state import init_sharded, plan_state
 
-LR, WD, B1, B2, EPS = 0.1, 0.02, 0.9, 0.99, 1e-6
 SETTINGS = dict(wd=WD, b1=B1, b2=B2, eps=EPS)
 
 
 def make(clip=0.0, **change):
     return make_optimizer("lamb", lambda step: LR, **{**SETTINGS, **change}, clip=clip)
-
-
-def draw(seed):
-    """Make a tree in bertjax's layout: two encoders with stacked layers of 3 and 1."""
-    normal = np.random.default_rng(seed).normal
-
-    def layers(n, scale):
-        # Layers of very different sizes: one norm for all would show.
-        size = scale ** np.arange(n, dtype=np.float32).reshape(n, 1, 1)
-        kernel, bias = normal(size=(n, 4, 6)) * size, normal(size=(n, 6))
-        norm = {"scale": normal(size=(n, 4)), "bias": normal(size=(n, 4))}
-        return {"mlp": {"up": {"kernel": kernel, "bias": bias}, "norm": norm}}
-
-    tree = {
-        "encoder": {
-            "embeddings": {"word": normal(size=(8, 4))},
-            "layers": layers(3, 10.0),
-        },
-        "generator": {"layers": layers(1, 1.0)},
-        "mlm": {"bias": normal(size=8), "transform": {"kernel": normal(size=(4, 4))}},
-    }
-    return jax.tree.map(lambda x: x.astype(np.float32), tree)
-
-
-def reference(param, grads, plain):
-    """Run the algorithm on one array of one layer, in float64."""
-    x = param.astype(np.float64)
-    m = v = np.zeros_like(x)
-    for t, g in enumerate(np.asarray(grads, np.float64), 1):
-        m, v = B1 * m + (1 - B1) * g, B2 * v + (1 - B2) * g * g
-        update = (m / (1 - B1**t)) / (np.sqrt(v / (1 - B2**t)) + EPS)
-        ratio = 1.0
-        if not plain:
-            update = update + WD * x
-            ratio = np.linalg.norm(x) / np.linalg.norm(update)
-        x = x - LR * ratio * update
-    return x
-
-
-def test_equals_the_algorithm_over_unstacked_layers():
-    params, grads = draw(0), [draw(seed) for seed in (1, 2, 3)]
-    tx = make()
-
-    @jax.jit
-    def run(params):
-        state = tx.init(params)
-        for g in grads:
-            updates, state = tx.update(g, state, params)
-            params = optax.apply_updates(params, updates)
-        return params
-
-    def check(path, got, begun, *gs):
-        plain = path[-1].key in ("bias", "scale")
-        rows = zip(got, begun, *gs, strict=True)
-        each = rows if is_stacked(path) else [(got, begun, *gs)]
-        for a, b, *g in each:
-            np.testing.assert_allclose(a, reference(b, g, plain), rtol=2e-4, atol=1e-5)
-
-    jax.tree_util.tree_map_with_path(check, run(params), params, *grads)
-
-
-def test_which_leaves_are_stacked():
-    flat = jax.tree_util.tree_leaves_with_path(draw(0))
-    for path, _ in flat:
-        assert is_stacked(path) == ("layers" in jax.tree_util.keystr(path))
-    assert {is_stacked(path) for path, _ in flat} == {True, False}
 
 
 def first_update(tx, grads, params):

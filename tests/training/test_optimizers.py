@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each optimizer against the algorithm in plain numpy, a layer at a time.
-
-The stacked leaves of the tree hold layers of very different sizes, so that a statistic
-over all of them would show.
-"""
+"""Each optimizer against the algorithm in plain numpy, a layer at a time."""
 
 import functools
 
@@ -12,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from layered_trees import B1, B2, EPS, LR, SHAPES, WD, draw, is_shape
 
 from bertjax import UserError
 from bertjax.training import OPTIMIZERS, read_rates
@@ -19,37 +16,7 @@ from bertjax.training.layerwise import is_stacked, rate_multipliers
 from bertjax.training.muon import SecondMoment
 from bertjax.training.optim import make_optimizer
 
-LR, WD, B1, B2, EPS = 0.1, 0.02, 0.9, 0.99, 1e-6
 STEPS = 3
-SHAPES = {
-    "encoder": {
-        "embeddings": {"word": (7, 4), "norm": {"scale": (4,)}},
-        "layers": {
-            "attention": {
-                "query": {"kernel": (3, 4, 2, 3), "bias": (3, 2, 3)},
-                "output": {"kernel": (3, 2, 3, 4)},
-            },
-            "mlp": {"up": {"kernel": (3, 4, 6)}, "norm": {"scale": (2, 4)}},
-        },
-    },
-    "mlm": {"transform": {"kernel": (4, 4)}, "bias": (7,)},
-}
-
-
-def is_shape(x):
-    return isinstance(x, tuple)
-
-
-def draw(seed, shapes=SHAPES):
-    normal = np.random.default_rng(seed).normal
-
-    def one(path, shape):
-        x = normal(size=shape)
-        if is_stacked(path):
-            x *= 10.0 ** np.arange(shape[0]).reshape(-1, *[1] * (len(shape) - 1))
-        return x.astype(np.float32)
-
-    return jax.tree_util.tree_map_with_path(one, shapes, is_leaf=is_shape)
 
 
 def run(name, shapes=SHAPES, **change):
@@ -107,6 +74,17 @@ def stable(path, x, grads):
         over = np.sqrt(np.mean(g * g / np.maximum(v, EPS**2)))
         rate = LR / max(1.0, over)
         x = x - rate * wd_of(path) * x - rate * m / (np.sqrt(v) + EPS)
+    return x
+
+
+def lamb(path, x, grads):
+    for t, _, m, v in moments(grads):
+        update = m / (1 - B1**t) / (np.sqrt(v / (1 - B2**t)) + EPS)
+        ratio = 1.0
+        if wd := wd_of(path):
+            update = update + wd * x
+            ratio = np.linalg.norm(x) / np.linalg.norm(update)
+        x = x - LR * ratio * update
     return x
 
 
@@ -193,6 +171,10 @@ def test_adamw_without_bias_correction():
 
 def test_stableadamw():
     compare("stableadamw", stable)
+
+
+def test_lamb():
+    compare("lamb", lamb)
 
 
 def test_muon():
