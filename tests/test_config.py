@@ -452,7 +452,9 @@ def test_a_model_without_a_size_spells_it_out():
             "data.vocab_size=3e8",
             r"data\.vocab_size=300000000 must be from 16 to 16777216",
         ),
+        ("data.max_segments=0", r"data\.max_segments=0 must be from 1"),
         ("data.max_segments=9", r"data\.max_segments=9 .* without data\.packed"),
+        ("data.weights=a=1 --config.data.alpha=0.3", "data.weights and data.alpha"),
         ("data.max_predictions=0", r"data\.max_predictions=0"),
         ("data.max_predictions=65", r"data\.max_predictions=65"),
         ("dtype=float16", "known: auto, bfloat16, fast, float32"),
@@ -469,7 +471,7 @@ def test_a_model_without_a_size_spells_it_out():
     ],
 )
 def test_wrong_values_are_seen_without_data(argument, word):
-    made = parse(f"--config.{argument}")
+    made = parse(*f"--config.{argument}".split())
     with pytest.raises(UserError, match=word):
         validate.check(made)
 

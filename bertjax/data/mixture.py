@@ -167,8 +167,6 @@ def mixture_shares(
     >>> [round(q, 3) for q in shares.values()]
     [0.568, 0.285, 0.147]
     """
-    if weights and alpha is not None:
-        raise UserError("data.weights and data.alpha: give one of them")
     if weights:
         for name in weights:
             registry.pick("data.weights", name, dict(sizes))

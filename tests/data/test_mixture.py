@@ -164,8 +164,6 @@ def test_weights_and_names():
         make_mixture(SIZES, weights=dict(en=1, sw=1, gdd=1))
     with pytest.raises(UserError, match="no weight for gd"):
         make_mixture(SIZES, weights=dict(en=1, sw=1))
-    with pytest.raises(UserError, match="give one of them"):
-        make_mixture(SIZES, weights=dict(en=1, sw=1, gd=1), alpha=0.3)
 
 
 def test_languages_need_their_validation_set():

@@ -162,8 +162,6 @@ def make_masking(
     masking = pick("data.masking", preset, PRESETS)
     changes = dict(PAPER_COMPAT.get(preset, {})) if paper_compat else {}
     if rate is not None:
-        if not 0 < rate <= 1:
-            raise UserError(f"data.mask_rate={rate} must be above 0 and at most 1")
         changes["rate"] = rate
     if unit is not None:
         changes |= pick("data.mask_unit", unit, UNITS)

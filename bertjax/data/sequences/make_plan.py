@@ -85,8 +85,6 @@ def make_plan(
         pick("pair rule", pair_rule, PAIR_RULES)
         if kind != "pairs":
             raise UserError(f"data.plan={kind!r} makes no pairs; use data.plan='pairs'")
-    if packed and max_segments is not None and max_segments < 1:
-        raise UserError(f"data.max_segments={max_segments} must be at least 1")
     cap = limit_segments(length, packed, max_segments)
     if not len(store.tokens):
         raise UserError("data.train or data.valid holds no text: not one token")

@@ -129,11 +129,6 @@ def check_inputs(**given: Any) -> Inputs:
     else:
         tokenizer = None
         registry.pick("data.tokenizer", config.tokenizer_kind, train_vocab.MAKERS)
-        if config.vocab_size < train_vocab.LEAST:
-            raise UserError(
-                f"data.vocab_size={config.vocab_size} is too small; "
-                f"the least is {train_vocab.LEAST}"
-            )
     open_cache(config.cache)
     return Inputs(train, valid, tokenizer)
 

@@ -192,6 +192,7 @@ def test_units_and_laws_refine_any_preset():
         ("bert", {"lengths": "harmonic:0"}, r"longest length of 1 to 1000"),
         ("bert", {"corruption": "0.8,0.2"}, r"data.corruption='0.8,0.2' needs three"),
         ("bert", {"corruption": "0.8,0.1,0.2"}, r"data.corruption=.* must sum to 1"),
+        ("bert", {"replacement": "unigrams"}, r"data.replacement='unigrams'"),
         ("bert", {"unit": "ngrams"}, r"data.mask_unit='ngrams' .* mean 'ngram'"),
         ("distilbert", {"unit": "span"}, r"'span' does not go with .*'distilbert'"),
         ("distilbert", {"lengths": "harmonic:3"}, r"data.mask_lengths=.* not go with"),

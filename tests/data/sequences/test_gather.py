@@ -279,8 +279,3 @@ def test_truncated_counts_a_row_s_sequences_together():
     size = p.sentences[p.stops] - p.sentences[p.starts]
     held = np.add.reduceat(size[p.members], p.rows[:-1])
     assert (held - kept.sum(1)).tolist() == lost.tolist() and lost.max() > 20
-
-
-def test_caps_are_refused():
-    with pytest.raises(UserError, match=r"data.max_segments=0 must be at least 1"):
-        make_plan(store_of([[3]]), "document", 16, 0, packed=True, max_segments=0)

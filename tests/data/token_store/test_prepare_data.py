@@ -99,7 +99,6 @@ def test_a_damaged_trained_tokenizer_is_named(config, tmp_path):
         ({"valid": "a=nosuch.txt"}, ["data.valid", "nosuch.txt"]),
         ({"vocab": "nosuch.txt"}, ["data.vocab", "nosuch.txt"]),
         ({"tokenizer_kind": "unigrm"}, ["did you mean 'unigram'"]),
-        ({"vocab_size": 3}, ["data.vocab_size=3"]),
         ({"cache": "train.txt"}, ["data.cache=train.txt"]),
         ({"segmenter": "jeba"}, ["data.segmenter='jeba' is unknown"]),
         ({"segmenter": "jieba:nosuch.txt"}, ["data.segmenter=jieba"]),
