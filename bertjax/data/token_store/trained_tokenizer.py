@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A tokenizer that is trained once on the training text and kept in the cache."""
 
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -137,33 +138,23 @@ def sample_mixture(
     Counter({'aaaa': 12, 'bbbb': 12})
     """
     sizes: Counter[str] = Counter()  # characters of each component
-    numbers: Counter[str] = Counter()  # texts of each
-    sampled: Counter[str] = Counter()  # characters in the sample so far
-    samples: dict[str, list[str]] = {}
-    strides: dict[str, int] = {}
+    samples: dict[str, Sample] = {}
 
     def plenty(name: str) -> float:
         """Compare what is sampled of a component with its share."""
         if weights:
-            return sampled[name] / weights.get(name, 1.0)
-        return sampled[name] / sizes[name] ** (1.0 if alpha is None else alpha)
+            return samples[name].size / weights.get(name, 1.0)
+        return samples[name].size / sizes[name] ** (1.0 if alpha is None else alpha)
 
     for name, text in texts:
-        stride = strides.setdefault(name, 1)
         sizes[name] += len(text)
-        numbers[name] += 1
-        if (numbers[name] - 1) % stride:
+        if not samples.setdefault(name, Sample(math.inf)).add(text):
             continue
-        samples.setdefault(name, []).append(text)
-        sampled[name] += len(text)
-        while sampled.total() > HELD * characters:
-            many = [n for n in samples if len(samples[n]) > 1]
+        while sum(sample.size for sample in samples.values()) > HELD * characters:
+            many = [n for n, sample in samples.items() if len(sample.texts) > 1]
             if not many:
                 break
-            largest = max(many, key=plenty)
-            samples[largest] = samples[largest][::2]
-            strides[largest] *= 2
-            sampled[largest] = sum(map(len, samples[largest]))
+            samples[max(many, key=plenty)].thin()
     if not sizes:
         return []
     budget = FILL * min(characters, sizes.total())
@@ -171,7 +162,7 @@ def sample_mixture(
     return [
         text
         for name, sample in samples.items()
-        for text in _spread(sample, shares[name] * budget / sampled[name])
+        for text in _spread(sample.texts, shares[name] * budget / sample.size)
     ]
 
 

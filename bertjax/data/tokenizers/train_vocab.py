@@ -30,22 +30,28 @@ class Sample:
     Bounded memory, and no random numbers.
     """
 
-    def __init__(self, characters: int = SAMPLE_CHARACTERS) -> None:
+    def __init__(self, characters: float = SAMPLE_CHARACTERS) -> None:
         self.characters = characters
         self.texts: list[str] = []
         self.stride = 1
         self.number = self.size = 0
 
-    def add(self, text: str) -> None:
-        """Keep a text, or not."""
-        if self.number % self.stride == 0:
+    def add(self, text: str) -> bool:
+        """Keep a text, or not; return which."""
+        kept = self.number % self.stride == 0
+        self.number += 1
+        if kept:
             self.texts.append(text)
             self.size += len(text)
-        self.number += 1
-        while self.size > self.characters and len(self.texts) > 1:
-            self.texts = self.texts[::2]
-            self.stride *= 2
-            self.size = sum(map(len, self.texts))
+            while self.size > self.characters and len(self.texts) > 1:
+                self.thin()
+        return kept
+
+    def thin(self) -> None:
+        """Double k."""
+        self.texts = self.texts[::2]
+        self.stride *= 2
+        self.size = sum(map(len, self.texts))
 
 
 def sample(texts: Iterable[str], characters: int = SAMPLE_CHARACTERS) -> list[str]:
