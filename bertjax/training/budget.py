@@ -134,7 +134,7 @@ class Clock:
 
     def flush(self) -> None:
         """Write the lines where they are not on the disk yet."""
-        if self.primary and self.file is None:
+        if self.file is None:
             self._rewrite()
 
     def _rewrite(self) -> None:
