@@ -164,8 +164,7 @@ class TrainingRun:
     a checkpoint to the next. lengths: train_step.schedule_lengths. abstract: shapes and
     shardings of the state. parts: {objective of a phase: Part}; objective, update and
     valid are those of the config's own, parts[""]. better: {loss: whether more of it is
-    better}. teacher: config.teacher, open. Raises UserError for what does not go
-    together, and for rows made by older rules.
+    better}. teacher: config.teacher, open. Raises UserError for what cannot go on.
     """
 
     def __init__(

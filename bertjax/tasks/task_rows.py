@@ -72,10 +72,10 @@ class Form(NamedTuple):
     question or "", and of the choices. label: the column. labels: names in the order of
     their classes, () where the label is a score. separators: between two texts.
     metrics: names of the task type's. limits: of questions. targets: where labels are
-    texts. drawn: given negatives of a query in a row, at most. candidates: of a
-    query, to score. passages: of a question in a row, index: where their vectors are
-    (types/read.py). asking: for messages. graph: what completes triples knows of all of
-    them (graphs.py). settings: what else a type knows of config.task.
+    texts. drawn: given negatives of a query in a row, at most. candidates: of a query,
+    to score. passages: of a question in a row, index: where their vectors are
+    (types/read.py). asking: for messages. graph: of completion, of all its triples
+    (graphs.py). settings: what else a type knows of config.task.
     """
 
     columns: tuple[str, ...]
@@ -207,11 +207,11 @@ class Rows:
     """Labelled examples, once `plan(length)` has laid them out.
 
     counts: i64 [V], how often each id occurs. labels: of each example, None where there
-    are none. length: tokens of a sequence, 0 without a layout; planned: those of the
-    layout, where `length` is narrowed to what some rows need. Of the class: choices,
-    sequences in a row; shortest, tokens that a sequence needs; label_kind, what labels
-    are called; writes, whether they are scored, or answered, by texts that the model
-    writes (generation/answers.py); has_tables, whether a step searches their `tables`.
+    are none. length: tokens of a sequence, 0 without a layout; planned: the layout's,
+    of which some rows narrow `length`. Of the class: choices, sequences in a row;
+    shortest, tokens that a sequence needs; label_kind, what labels are called; writes,
+    whether the model's own texts score or answer them (generation/answers.py);
+    has_tables, whether a step searches their `tables`.
     """
 
     form: Form
@@ -244,8 +244,7 @@ class Rows:
 
     @property
     def tables(self) -> Mapping[str, np.ndarray]:
-        """What a step finds things in, arrays [N, ...] by name (Objective.tables), of
-        rows that are laid out."""
+        """What a step of laid out rows searches: arrays [N, ...] (Objective.tables)."""
         return {}
 
     def lengths(self) -> np.ndarray:
@@ -263,9 +262,8 @@ class Rows:
     def plan(self, length: int) -> Self:
         """Lay the rows out for another length. UserError when it is too short."""
         if length < self.shortest:
-            raise UserError(
-                f"data.length={length} is too short: rows need {self.shortest}"
-            )
+            need = f"rows need {self.shortest}"
+            raise UserError(f"data.length={length} is too short: {need}")
         return replace(self, length=length, planned=length)
 
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
