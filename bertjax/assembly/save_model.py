@@ -19,7 +19,6 @@ from bertjax.interop.sentence_transformers import (
     of_passages,
     sentence_options,
 )
-from bertjax.objectives import part_names
 from bertjax.storage import directories
 from bertjax.storage.paths import expand
 from bertjax.tasks import hf_task_config
@@ -100,7 +99,7 @@ def write_hf(
         # Padding for a chip's sake; what came with padding goes with it.
         params = drop_rows(params, pieces)
         cfg = dataclasses.replace(cfg, vocab_size=pieces, pieces=0)
-    for what in _not_written(config, cfg.is_decoder, bool(task), pooled):
+    for what in _not_written(config, bool(task), pooled):
         cli.say(f"not written: {what}")
     models = {"": (params, cfg)}
     if "generator" in params:
@@ -147,15 +146,8 @@ def write_hf(
             sentence_transformers.write(folder, pooled, *sizes, projection)
 
 
-def _not_written(
-    config: Any, is_decoder: bool, has_task: bool, how: Sentences
-) -> Iterator[str]:
+def _not_written(config: Any, has_task: bool, how: Sentences) -> Iterator[str]:
     """Yield what the files of other libraries have no place for."""
-    if not (has_task or is_decoder) and part_names(config.objective) == {"clm"}:
-        yield (
-            "that tokens see none after them; transformers will let them see all, "
-            "unless the run has model.is_decoder=True"
-        )
     if not has_task and resolve.reads_before(config):
         yield (
             "that masked tokens are predicted from the place before them; transformers "

@@ -19,10 +19,8 @@ from bertjax.assembly.open_teacher import (
     check_use,
     read_teacher,
 )
-from bertjax.assembly.save_model import _not_written
 from bertjax.assembly.train_step import join_objectives
 from bertjax.assembly.training_run import check_before_text, known_total
-from bertjax.interop.sentence_transformers import Sentences
 from bertjax.objectives.base import Objective
 from bertjax.parallel.mesh import make_mesh
 
@@ -268,13 +266,3 @@ def test_objectives_without_an_encoder_train_one_set_of_parameters():
 
     for joined in join_objectives([make("a"), make("b")]):
         assert joined.init(jax.random.key(0)).keys() == {"a", "b"}
-
-
-@pytest.mark.parametrize(
-    "objective, is_decoder, said", [("clm", False, 1), ("clm", True, 0), ("mlm", 0, 0)]
-)
-def test_an_export_says_that_it_is_not_causal(objective, is_decoder, said):
-    config = c.load_config("bert.py:smoke")
-    config.objective = objective
-    lines = [*_not_written(config, is_decoder, False, Sentences())]
-    assert len(lines) == said and all("see none after them" in x for x in lines)
