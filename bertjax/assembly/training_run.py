@@ -135,16 +135,6 @@ def check_row_rules(config: ConfigDict, parts: Any, path: Any) -> None:
     prepared_text.check_rows(config, parts, path, rules)
 
 
-def known_total(config: ConfigDict, meta: Mapping[str, Any]) -> int | None:
-    """Return how many steps a checkpoint says that its run has; None where it does
-    not, or is of another config. meta: what it says of itself."""
-    total = meta.get("total_steps")
-    if total is None:
-        return None
-    before = serialize.from_json(json.dumps(meta["config"]))
-    return None if serialize.differences(before, config) else total
-
-
 class Part(NamedTuple):
     """What belongs to one objective of a run: itself, its update, the batches of each
     validation set, and the jitted evaluation of one of them."""
@@ -206,7 +196,7 @@ class TrainingRun:
         fixed = dict(needs=needs, tokenizer=tokenizer, parts=parts, tables=tables)
         make = self.make_batches = functools.partial(batches.make_run, **fixed)
         past, at = phases.from_plain(meta.get("phases", [])), restored or 0
-        total = known_total(config, meta)
+        total = workdirs.known_total(config, meta)
         self.batches = run = make(config, past=past, at=at, total=total, say=log)
         if at > run.total:
             raise UserError(
@@ -235,21 +225,25 @@ class TrainingRun:
         }
         self.objective, self.update, self.valid, _ = self.parts[""]
         self.abstract = state.with_shardings(self.update.shapes, self.update.shardings)
-        params = self.update.reads
-        # Of phases that lie behind, the run said it before.
-        said = workdir.read_json(path / "run.json") if meta else {}
-        self.better = {**best.known_directions(said)}
-        for stage in run.course.stages:
-            objective = objectives[stage.objective]
-            name = stage.objective or config.objective
-            with say_where(f"objective={name}, as in an evaluation (rng=None)"):
-                check_arrays(stage)
-                self.better |= directions(objective, params, stage)
-            check_predictions(stage)
+        self.better = self._check_stages(objectives)
         self.teacher = self._read_teacher(teacher)
         self.best = self._make_tracker()
         if not self.valid:
             del self.every["eval"]
+
+    def _check_stages(self, objectives: Mapping[str, Any]) -> dict[str, bool]:
+        """Look at a batch of each phase, and return `better`."""
+        # Of phases that lie behind, the run noted it before.
+        facts = workdir.read_json(self.path / "run.json") if self.meta else {}
+        better = {**best.known_directions(facts)}
+        for stage in self.batches.course.stages:
+            objective = objectives[stage.objective]
+            name = stage.objective or self.config.objective
+            with say_where(f"objective={name}, as in an evaluation (rng=None)"):
+                check_arrays(stage)
+                better |= directions(objective, self.update.reads, stage)
+            check_predictions(stage)
+        return better
 
     def _read_teacher(self, teacher: LoadedModel | None) -> ReadTeacher | None:
         """Read the teacher, which has to be that of the checkpoint that a run goes on

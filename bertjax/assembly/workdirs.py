@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a workdir holds, compared with the config of a command."""
 
+import json
 import tempfile
+from collections.abc import Mapping
 from typing import Any
 
 from ml_collections.config_dict import ConfigDict
@@ -109,3 +111,13 @@ def names_its_text(path: Any, config: ConfigDict) -> bool:
     keys = "train valid vocab similar mask_weights swap segmenter concept control"
     same = all(recorded.get(key, "") == config.data[key] for key in keys.split())
     return same and not tasks.is_task(config)
+
+
+def known_total(config: ConfigDict, meta: Mapping[str, Any]) -> int | None:
+    """Return how many steps a checkpoint says that its run has; None where it does
+    not, or is of another config. meta: what it says of itself."""
+    total = meta.get("total_steps")
+    if total is None:
+        return None
+    before = serialize.from_json(json.dumps(meta["config"]))
+    return None if serialize.differences(before, config) else total

@@ -20,7 +20,8 @@ from bertjax.assembly.open_teacher import (
     read_teacher,
 )
 from bertjax.assembly.train_step import join_objectives
-from bertjax.assembly.training_run import check_before_text, known_total
+from bertjax.assembly.training_run import check_before_text
+from bertjax.assembly.workdirs import known_total
 from bertjax.objectives.base import Objective
 from bertjax.parallel.mesh import make_mesh
 
