@@ -232,7 +232,8 @@ def test_one_is_not_several(monkeypatch, corpus, vocabulary, tmp_path):
     plan = SimpleNamespace(skipped=skipped)
     monkeypatch.setattr(run_batches, "make_plan", lambda *_, **__: plan)
     config, said = configured(corpus, vocabulary, tmp_path), []
-    run_batches.make_plans(config, None, {"a": None}, 32, said.append)
+    form = run_batches.RowForm(32)
+    run_batches.make_plans(config, form, {"a": None}, said.append)
     assert said == [
         "a: 1 conversation of a single turn left out of the plan",
         "a: 1 oldest turn of contexts left out of the plan",

@@ -179,7 +179,7 @@ def test_a_choice_says_why():
     said = describe_backend(cfg("tpu", 0.1), [1024])
     assert said == (
         f"xla (not splash: {drops}; not fused: rows of 1024 tokens and 12 heads of 64 "
-        "on 1 devices: it takes up to 512 tokens, a multiple of 128, and heads that "
+        "on 1 device: it takes up to 512 tokens, a multiple of 128, and heads that "
         "fill 128 lanes)"
     )
     with pytest.raises(UserError, match=r"model\.attention=cudnn: it drops"):
