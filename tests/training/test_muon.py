@@ -122,7 +122,6 @@ def test_newton_schulz_is_optaxs_in_any_dtype(shape, dtype, most):
     )
     wanted, _ = jax.jit(orthogonalize.update)(x, orthogonalize.init(x))
     assert difference(found, np.asarray(wanted)) < most
-    assert dtype != "float32" or np.array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("name", ["muon", "normuon", "adamuon"])
