@@ -140,8 +140,8 @@ def newton_schulz(x: jax.Array, dtype: str) -> jax.Array:
     """Turn a matrix [in, out] into a nearly orthogonal one, f32.
 
     Five iterations of X -> a X + (b A + c A A) X with A = X X^T (Jordan 2024), products
-    in `dtype`, in optax's order. Singular values end near 1, as U S' V^T with S' in about
-    [0.7, 1.2].
+    in `dtype`, in optax's order. Singular values end near 1, as U S' V^T with S' in
+    about [0.7, 1.2].
     """
     a, b, c = NEWTON_SCHULZ
     is_tall = x.shape[0] > x.shape[1]
