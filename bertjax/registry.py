@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Look things up by name; an unknown name is answered with the nearest known one."""
+"""Look things up by name; an unknown name is answered with the nearest known one, and
+what a part from outside raises in a line that names the part and its own line."""
 
 import contextlib
 import difflib
@@ -7,13 +8,16 @@ import importlib
 import importlib.util
 import inspect
 import math
+import os
 import pkgutil
 import reprlib
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import bertjax
 from bertjax import UserError
 
 __all__ = [
@@ -29,6 +33,17 @@ __all__ = [
 Option = str | int | float | bool
 # Modules from outside that were imported, and what named them: "data.masking='a.b'".
 OUTSIDE: dict[str, str] = {}
+# Where a part from outside is not: this package, the libraries, Python's own modules.
+_JAX = importlib.util.find_spec("jax")
+_FOLDERS = (
+    Path(bertjax.__file__).parent,
+    Path(os.__file__).parent,
+    Path(_JAX.origin if _JAX and _JAX.origin else os.__file__).parents[1],
+)
+INSIDE = tuple(f"{folder}{os.sep}" for folder in _FOLDERS)
+SITE = INSIDE[-1]  # where a part from outside may be installed, too
+_LIBRARIES = "flax", "jax", "jaxlib", "ml_collections", "numpy", "optax", "tensorflow"
+LIBRARIES = INSIDE[0], *(f"{SITE}{name}{os.sep}" for name in _LIBRARIES)
 
 
 def _has(*names: str) -> Callable[[Any], bool]:
@@ -189,12 +204,7 @@ def load(key: str, name: str, package: str, hidden: Iterable[str] = ()) -> Modul
 
 def _outside_error(what: str, error: Exception) -> UserError:
     """Return in a line what a module from outside raised, and where."""
-    if isinstance(error, SyntaxError):
-        reason, file, line = error.msg, error.filename, error.lineno
-    else:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        reason, file, line = " ".join(str(error).split()), frame.filename, frame.lineno
-    return UserError(f"{what}: {type(error).__name__}: {reason} ({file}, line {line})")
+    return UserError(f"{what}: {describe(error)}")
 
 
 def is_outside(text: str) -> bool:
@@ -307,3 +317,36 @@ def _convert(where: str, value: Option, argument: inspect.Parameter) -> Any:
         return bool(value)
     what = {int: "a whole number", float: "a number", bool: "true or false"}[kind]
     raise UserError(f"{where}={value} is not {what}")
+
+
+def describe(error: Exception) -> str:
+    """Return what was raised, and the line at fault: "KeyError: 'a' (FILE, line 3)"."""
+    if isinstance(error, SyntaxError):  # no line of it was run
+        reason, file, line = error.msg, error.filename, error.lineno
+    else:
+        frame = line_at_fault(traceback.extract_tb(error.__traceback__))
+        reason, file, line = str(error), frame.filename, frame.lineno
+    what = ": ".join(filter(None, [type(error).__name__, " ".join(reason.split())]))
+    return f"{what} ({file}, line {line})"
+
+
+def line_at_fault(frames: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary:
+    """Return the last line of a part from outside; of one that is installed among the
+    libraries the last that is none of those which compute; without one the last."""
+    outside = [f for f in frames if not f.filename.startswith(INSIDE)]
+    installed = [
+        f
+        for f in frames
+        if f.filename.startswith(SITE) and not f.filename.startswith(LIBRARIES)
+    ]
+    return (outside or installed or frames)[-1]
+
+
+def part_at_fault(error: Exception) -> str:
+    """Return the part from outside that raised, as a config or a flag names it:
+    "data.masking='my_lab.thirds'"; "" where none was at work."""
+    walked = (
+        f.f_globals.get("__name__") for f, _ in traceback.walk_tb(error.__traceback__)
+    )
+    known = [OUTSIDE[name] for name in walked if name in OUTSIDE]
+    return known[-1] if known else ""

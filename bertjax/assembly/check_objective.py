@@ -15,7 +15,6 @@ from bertjax import RunError, UserError, counted, registry
 from bertjax.assembly import resolve
 from bertjax.assembly.open_teacher import make_measured_objective
 from bertjax.checkpoints import best
-from bertjax.config import plug_in_errors
 from bertjax.data.corpus.sources import named_sources
 from bertjax.measuring.synthetic_data import (
     Shape,
@@ -42,10 +41,10 @@ def say_where(what: str) -> Iterator[None]:
     except (UserError, RunError):
         raise
     except Exception as e:  # whatever a part from outside may do
-        part = plug_in_errors.part_at_fault(e)
+        part = registry.part_at_fault(e)
         if not part or f"{part.partition('=')[0]}=" in what:
             part = what
-        raise UserError(f"{part}: {plug_in_errors.describe(e)}") from e
+        raise UserError(f"{part}: {registry.describe(e)}") from e
 
 
 def check_arrays(batches: Any) -> None:

@@ -6,8 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 
-from bertjax import RunError, UserError
-from bertjax.config import plug_in_errors
+from bertjax import RunError, UserError, registry
 
 
 def say(text: str) -> None:
@@ -53,8 +52,8 @@ def command(main: Callable[[Sequence[str]], int | None]) -> None:
                 "(batch_size); training has accumulate and model.remat=full too, "
                 "docs/training.md"
             )
-        elif part := plug_in_errors.part_at_fault(e):
-            say(f"error: {part}: {plug_in_errors.describe(e)}")
+        elif part := registry.part_at_fault(e):
+            say(f"error: {part}: {registry.describe(e)}")
         else:
             raise
         status = 2

@@ -25,15 +25,14 @@ Score = Callable[[slice, slice], np.ndarray]
 class Index(Protocol):
     """The vectors of texts, or those of queries that are searched for.
 
-    len(): texts; nbytes: of what is kept of them; split(n): the first n texts, and the
-    others, of kinds that models make. score(queries, some of them, some texts) -> f32
-    [q, p]; costs(queries): floats that it makes for a pair, and for a text.
+    len(): texts; nbytes: of what is kept of them. score(queries, some of them, some
+    texts) -> f32 [q, p]; costs(queries): floats that it makes for a pair, and for a
+    text. Kinds that models make have split(n) too: the first n texts, and the others.
     """
 
     @property
     def nbytes(self) -> int: ...
     def __len__(self) -> int: ...
-    def split(self, n: int) -> tuple[Self, Self]: ...
     def score(self, queries: Any, rows: slice, which: slice) -> np.ndarray: ...
     def costs(self, queries: Any) -> tuple[int, int]:
         return 1, 1

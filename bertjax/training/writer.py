@@ -140,6 +140,9 @@ class WandbWriter(Writer):
 WRITERS = {"jsonl": JsonlWriter, "tensorboard": TensorBoardWriter, "wandb": WandbWriter}
 
 
+FILES = "jsonl", "tensorboard"  # writers into the workdir
+
+
 def find_writer(name: str) -> type:
     """Return the class of a writer by its name, or by a dotted one."""
     if "." in name:
@@ -221,9 +224,9 @@ def make_writers(
             writers.append(kind(workdir, step))
         except (UserError, RunError):
             raise
-        except OSError as e:
-            raise UserError(f"--workdir={workdir} cannot be written: {e}") from e
         except Exception as e:  # whatever a service or a class from outside may do
+            if isinstance(e, OSError) and name in FILES:
+                raise UserError(f"--workdir={workdir} cannot be written: {e}") from e
             reason = f"{type(e).__name__}: " + " ".join(str(e).split())
             why = f"log.writers: {name!r} cannot begin: {reason}"
             if say is None:

@@ -18,11 +18,11 @@ from lab import blanks, contrast
 from test_objectives import CFG, TOKENIZER, B, L, make_batch
 
 import bertjax
-from bertjax import UserError, evaluate, train
+from bertjax import UserError, evaluate, registry, train
 from bertjax.assembly import check_objective
 from bertjax.assembly.check_objective import directions, say_where
 from bertjax.checkpoints import manifest
-from bertjax.config import plug_in_errors, schema
+from bertjax.config import schema
 from bertjax.data.features.base import Spec
 from bertjax.data.features.make_features import split_needs
 from bertjax.data.tokenizers.tokenizer import load_tokenizer
@@ -172,22 +172,22 @@ def test_a_misspelt_host_half_is_said_before_that_there_are_two():
 def test_a_library_beside_the_package_is_outside():
     """Also where its folder's name begins with that of the package."""
     folder = Path(bertjax.__file__).parent
-    assert str(folder / "train.py").startswith(plug_in_errors.INSIDE)
-    assert not f"{folder}_lab/heads.py".startswith(plug_in_errors.INSIDE)
+    assert str(folder / "train.py").startswith(registry.INSIDE)
+    assert not f"{folder}_lab/heads.py".startswith(registry.INSIDE)
 
 
-@pytest.mark.parametrize("folder", ["/home/me/", plug_in_errors.SITE])
+@pytest.mark.parametrize("folder", ["/home/me/", registry.SITE])
 def test_the_line_of_an_installed_part_is_named(folder):
     """Not that of jax, which lies beside it."""
-    package, own = plug_in_errors.INSIDE[0], f"{folder}lab/heads.py"
-    jax_s = f"{plug_in_errors.SITE}jax/_src/random.py"
+    package, own = registry.INSIDE[0], f"{folder}lab/heads.py"
+    jax_s = f"{registry.SITE}jax/_src/random.py"
     files = f"{package}train.py", own, f"{package}losses.py", own, jax_s
     frames = [
         traceback.FrameSummary(file, line, "f") for line, file in enumerate(files)
     ]
-    named = plug_in_errors.line_at_fault(frames)
+    named = registry.line_at_fault(frames)
     assert (named.filename, named.lineno) == (own, 3)
-    assert plug_in_errors.line_at_fault([frames[0], frames[-1]]).filename == jax_s
+    assert registry.line_at_fault([frames[0], frames[-1]]).filename == jax_s
 
 
 @pytest.mark.parametrize("first, steps", [(900, 1000), (12, 13), (0, 1)])

@@ -31,7 +31,7 @@ def measure_tokenizer(tokenizer: Tokenizer, texts: Iterable[str]) -> Fit:
     """Count tokens, words, characters and what is unknown of them.
 
     >>> measure_tokenizer(tokenizer, ["unaffable 龘"])  # una ##ffa ##ble [UNK]
-    Fit(characters=10, known=9, spaceless=1, words=2, tokens=4, capitals=0)
+    Fit(characters=10, known=9, spaceless=1, words=2, tokens=4, capitals=0, marks=0)
     """
     fit, unk = Fit(), tokenizer.unk_id
     library = getattr(tokenizer.engine, "tokenizer", None)

@@ -48,7 +48,7 @@ class Sample:
         return kept
 
     def thin(self) -> None:
-        """Double k."""
+        """Keep every other text that there is, and of the next ones half as many."""
         self.texts = self.texts[::2]
         self.stride *= 2
         self.size = sum(map(len, self.texts))
