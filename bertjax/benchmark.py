@@ -28,12 +28,15 @@ from bertjax.measuring.results import peak_rss_mb, steps_a_round, summarise
 from bertjax.parallel.host_memory import keep_freed_memory
 
 FLAGS = {
-    "what": Flag("step, input, loop, packing, plan, fill_mask, generate", "step"),
-    "peer": Flag("another program to measure against"),
-    "rounds": Flag("times that each is measured", 5, least=1),
-    "sequences": Flag("plan: how many", 10**6, least=1),
+    "what": Flag(
+        "what to measure: step, input, loop, packing, plan, fill_mask or generate",
+        "step",
+    ),
+    "peer": Flag("another program to compare with"),
+    "rounds": Flag("number of measurements of each program", 5, least=1),
+    "sequences": Flag("with --what=plan: number of sequences", 10**6, least=1),
     **shared("json"),
-    "serve": Flag("answer a program that compares", False),
+    "serve": Flag("measure on request of another benchmark process", False),
 }
 
 

@@ -30,32 +30,38 @@ from bertjax.training.signals import StopCommand, Stopped
 
 FLAGS = {
     **shared("model", "step"),
-    "out": Flag("the workdir to write; it must be new. Of --table: where models stay"),
+    "out": Flag("the new workdir to write; with --table: where to keep the models"),
     "method": Flag("sparsegpt, wanda, magnitude, gptq, awq or rtn"),
-    "sparsity": Flag("a share, or 2:4; unless given 0.5"),
-    "bits": Flag("8, 4 or 3; unless given 4"),
-    "group_size": Flag("inputs that share a grid; unless given 128", kind=int, least=8),
-    "embeddings": Flag("8 bits, the same as the layers, or dense: untouched", "8"),
-    "text": Flag("files to calibrate on: globs, with commas"),
-    "rows": Flag("rows of the text", 128, least=1),
+    "sparsity": Flag("share of the weights to remove, or 2:4; default: 0.5"),
+    "bits": Flag("bits per weight: 8, 4 or 3; default: 4"),
+    "group_size": Flag("inputs per quantization grid; default: 128", kind=int, least=8),
+    "embeddings": Flag(
+        "embedding tables: 8 (bits), same (as the layers) or dense (unchanged)", "8"
+    ),
+    "text": Flag("calibration text: files or globs, separated by commas"),
+    "rows": Flag("number of calibration rows", 128, least=1),
     "length": Flag(
-        "tokens of a row; unless given 128 or the model's", kind=int, least=8
+        "tokens per row; default: 128, or as many as the model accepts",
+        kind=int,
+        least=8,
     ),
     "recover_minutes": Flag(
-        "minutes of training after it, by the dense model as teacher",
+        "minutes of training afterwards, with the dense model as teacher",
         kind=float,
         least=0,
     ),
     "recover_steps": Flag(
-        "or updates, which are the same each time", kind=int, least=0
+        "training updates instead of minutes, which are reproducible", kind=int, least=0
     ),
     "recover_data": Flag(
-        "of a finetuned model: rows of its task to recover on, instead of --text"
+        "for a finetuned model: rows of its task to recover on, instead of --text"
     ),
-    "seed": Flag("of recovery: which rows and masks", 0, least=0),
-    "table": Flag("the Markdown file to write: a grid of methods"),
-    "evaluate": Flag("of --table: the flags of bertjax.evaluate"),
-    "metric": Flag("of --table: what of its JSON is shown; with commas"),
+    "seed": Flag("seed of the recovery's rows and masks", 0, least=0),
+    "table": Flag("try a grid of methods and write this Markdown table"),
+    "evaluate": Flag("with --table: flags of bertjax.evaluate for each model"),
+    "metric": Flag(
+        "with --table: metrics to show, names from its JSON, separated by commas"
+    ),
     **shared("weights", "json"),
 }
 OF_TABLE = ("evaluate", "metric")

@@ -27,26 +27,31 @@ from bertjax.interop.hf_read import Imported
 from bertjax.serving.export_model import FORMATS, Options, check_options, export_model
 
 FLAGS = {
-    "from": Flag("what to convert"),
-    "to": Flag("the directory to write; it must be new"),
+    "from": Flag(
+        "the model to convert: a workdir, a checkpoint or another library's files"
+    ),
+    "to": Flag("the new directory to write"),
     "format": Flag(
-        "bertjax, what --model takes; hf, for transformers; stablehlo or onnx, for "
-        "serving",
+        "bertjax (a model for every command), hf (for transformers), stablehlo or onnx "
+        "(for serving)",
         "bertjax",
     ),
-    "add_words": Flag("a file with a word a line, which the vocabulary gets"),
-    "batch_sizes": Flag("of stablehlo's programs; unless given 1,8", kind=list),
+    "add_words": Flag("a file of words to add to the vocabulary, one per line"),
+    "batch_sizes": Flag(
+        "batch sizes of the StableHLO programs; default: 1,8", kind=list
+    ),
     "lengths": Flag(
-        "of stablehlo's programs; unless given 32,128,512 as far as the model takes",
+        "lengths of the StableHLO programs; default: 32,128,512 up to the model's "
+        "maximum",
         kind=list,
     ),
-    "quantize": Flag("int8: weights of onnx in 8 bits, which needs --gate", ""),
+    "quantize": Flag("int8: ONNX weights in 8 bits; needs --gate", ""),
     "gate": Flag(
-        "labelled rows of a finetuned model's task, or a file with a text a line: 8 "
-        "bits that lose more than 0.5% of the metric there are refused",
+        "labelled rows of a finetuned model's task, or a file with one text per line: "
+        "fail if 8 bits lose more than 0.5% of the metric on them",
         "",
     ),
-    "vectors": Flag("serve vectors of sentences, as bertjax.embed makes them", False),
+    "vectors": Flag("export sentence vectors, as bertjax.embed computes them", False),
     **shared("weights", "step", "json"),
 }
 

@@ -38,20 +38,22 @@ from bertjax.tasks.search import MultiVectors, Sparse
 
 FLAGS = {
     **shared("model"),
-    "text": Flag("a sentence a line; - is standard input"),
-    "out": Flag("the .npy to write, a row a line; of splade and colbert a .npz"),
-    "index": Flag("the directory to make, of passages and their vectors"),
+    "text": Flag("texts, one per line; - is standard input"),
+    "out": Flag("the .npy to write, one row per line (.npz for splade and colbert)"),
+    "index": Flag("write an index instead: a directory of passages and their vectors"),
     "words": Flag(
-        f"index: of a passage that is cut out of a text file; unless given {WORDS}",
+        f"with --index: words per passage when text files are split; default: {WORDS}",
         kind=int,
         least=1,
     ),
-    "pooling": Flag("mean, cls or last, unless given what the model was made for"),
-    "normalize": Flag("make each vector of length 1", kind=bool),
-    "width": Flag("keep the first numbers of each vector", kind=int, least=1),
+    "pooling": Flag("mean, cls or last; default: what the model was trained with"),
+    "normalize": Flag("scale each vector to length 1", kind=bool),
+    "width": Flag(
+        "keep only the first WIDTH dimensions of each vector", kind=int, least=1
+    ),
     "max_length": Flag(
-        "tokens of a line, special ones included; longer lines are cut; unless "
-        "given what the model was made for",
+        "maximum tokens per line, including special tokens; longer lines are "
+        "truncated; default: what the model was trained with",
         kind=int,
         least=3,
     ),

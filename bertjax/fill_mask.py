@@ -18,7 +18,7 @@ from bertjax.config.flag_help import Flag, shared
 
 FLAGS = {
     **shared("model"),
-    "top_k": Flag("guesses for each blank", 5, least=1),
+    "top_k": Flag("predictions per blank", 5, least=1),
     **shared("dtype", "weights", "json"),
 }
 

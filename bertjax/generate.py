@@ -40,32 +40,44 @@ from bertjax.tasks.passage_index import PassageIndex
 
 FLAGS = {
     **shared("model", "step"),
-    "input": Flag("prompts, a line each, or JSON lines; - is standard input"),
-    "out": Flag("JSON lines, one a prompt; - is standard output", "-"),
+    "input": Flag("prompts, one per line, or JSON lines; - is standard input"),
+    "out": Flag("write JSON lines, one per prompt; - is standard output", "-"),
     "max_new_tokens": Flag(
-        "tokens that are written at most; else 64, or a target's length", kind=int
+        "maximum number of new tokens; default: 64, or the target length", kind=int
     ),
-    "num_beams": Flag("left: texts that are searched at once", kind=int),
-    "length_penalty": Flag("of beams: above 0 long texts win, below short", kind=float),
-    "early_stopping": Flag("of beams: false, true or never; docs/generation.md"),
-    "temperature": Flag("draw tokens: above 1 freely, below near the best", kind=float),
-    "top_k": Flag("draw of so many of the likeliest alone", kind=int),
-    "top_p": Flag("draw of the likeliest with this probability alone", kind=float),
-    "repetition_penalty": Flag("left: makes tokens rarer that were there", kind=float),
-    "num_return_sequences": Flag("texts for each prompt", 1),
-    "seed": Flag("of the draws", 0),
-    "prefix": Flag("left: what each text begins with"),
-    "rank": Flag("left: draw so many texts, give the likeliest a token", kind=int),
-    "stop": Flag("left: a string that ends a text, and is left out", ()),
+    "num_beams": Flag("left: beams of beam search", kind=int),
+    "length_penalty": Flag(
+        "beam search: above 0 favors long texts, below 0 short ones", kind=float
+    ),
+    "early_stopping": Flag("beam search: false, true or never; see docs/generation.md"),
+    "temperature": Flag(
+        "sample with this temperature; 0: take the likeliest token", kind=float
+    ),
+    "top_k": Flag("sample from this many likeliest tokens only", kind=int),
+    "top_p": Flag(
+        "sample from the likeliest tokens of this total probability only", kind=float
+    ),
+    "repetition_penalty": Flag(
+        "left: above 1 makes repeated tokens less likely", kind=float
+    ),
+    "num_return_sequences": Flag("texts per prompt", 1),
+    "seed": Flag("seed of the sampling", 0),
+    "prefix": Flag("left: text that every output must begin with"),
+    "rank": Flag(
+        "left: sample this many texts, return the likeliest per token", kind=int
+    ),
+    "stop": Flag("left: end the text at this string, which is not included", ()),
     "how": Flag("left or unmask; see above", ""),
-    "order": Flag("unmask: confidence, entropy, left or random"),
-    "steps": Flag("unmask: calls of the model; unless given one a token", kind=int),
-    "gamma": Flag("unmask, order entropy: nats a call may leave open", kind=float),
-    "block": Flag("unmask: blanks of a block; blocks are filled in order", kind=int),
-    "remask": Flag("unmask: share of tokens taken back between calls", kind=float),
-    "index": Flag("a directory of passages, out of which questions are answered"),
-    "retriever": Flag("index: the model that finds passages, where another one"),
-    "passages": Flag("index: passages of a question", kind=int, least=1),
+    "order": Flag("unmask: order of filling: confidence, entropy, left or random"),
+    "steps": Flag("unmask: model calls; default: one per token", kind=int),
+    "gamma": Flag("unmask, order entropy: entropy bound per call, in nats", kind=float),
+    "block": Flag(
+        "unmask: blanks per block; blocks are filled from left to right", kind=int
+    ),
+    "remask": Flag("unmask: share of tokens masked again between calls", kind=float),
+    "index": Flag("answer questions from this index (bertjax.embed --index)"),
+    "retriever": Flag("with --index: the model that retrieves, if it is another one"),
+    "passages": Flag("with --index: passages per question", kind=int, least=1),
     **shared("batch_size", "dtype", "weights", "json"),
 }
 

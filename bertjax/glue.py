@@ -43,8 +43,8 @@ TROUBLES = {  # key of glue.json -> what a message calls it
 
 FLAGS = {
     **sweep.FLAGS,
-    "data": Flag("the folder with GLUE's own; unless given TensorFlow Datasets", ""),
-    "tasks": Flag("some of them, with commas", list(GLUE)),
+    "data": Flag("folder with GLUE's files; default: TensorFlow Datasets", ""),
+    "tasks": Flag("tasks to run, separated by commas", list(GLUE)),
 }
 
 

@@ -54,18 +54,18 @@ from bertjax.tasks.task_type import TaskType, get_task_type
 
 FLAGS = {
     **shared("model"),
-    "input": Flag("the rows to answer; - is standard input"),
-    "out": Flag("JSON lines, one a row; - is standard output", "-"),
-    "format": Flag("text: the input is a text a line, whatever its name"),
+    "input": Flag("rows to predict; - is standard input"),
+    "out": Flag("write JSON lines, one per row; - is standard output", "-"),
+    "format": Flag("text: read one text per line, whatever the file's name"),
     **shared("step"),
-    "columns": Flag(
-        "names of the columns, where they are not those of the training", ""
-    ),
+    "columns": Flag("names of the columns, if they differ from those of training", ""),
     **shared("batch_size", "dtype", "weights"),
-    "index": Flag("a directory of passages, out of which questions are answered"),
-    "retriever": Flag("index: the model that finds passages, where another one"),
-    "passages": Flag("index: passages of a question", kind=int, least=1),
-    "threshold": Flag("of questions: how much better no answer has to be", kind=float),
+    "index": Flag("answer questions from this index (bertjax.embed --index)"),
+    "retriever": Flag("with --index: the model that retrieves, if it is another one"),
+    "passages": Flag("with --index: passages per question", kind=int, least=1),
+    "threshold": Flag(
+        'questions: how much better "no answer" must score to win', kind=float
+    ),
 }
 
 

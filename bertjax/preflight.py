@@ -35,11 +35,15 @@ from bertjax.parallel.host_memory import keep_freed_memory
 from bertjax.training.signals import StopCommand, Stopped
 
 FLAGS = {
-    "topology": Flag("the slice, such as v5e:2x4; see above"),
-    "table": Flag("write the shipped configs on several slices to this file"),
-    "quick": Flag("end before the compiler writes machine code", False),
-    "budget_minutes": Flag("minutes of training on this machine", kind=float),
-    "what": Flag("with --budget_minutes: cpu"),
+    "topology": Flag("TPU slice, such as v5e:2x4; see above"),
+    "table": Flag(
+        "write a table of the shipped configs on several slices to this file"
+    ),
+    "quick": Flag("stop early: report memory but no step time", False),
+    "budget_minutes": Flag(
+        "recommend a model for this many minutes on this machine", kind=float
+    ),
+    "what": Flag("with --budget_minutes: the device, cpu"),
     **shared("json"),
 }
 

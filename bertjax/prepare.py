@@ -41,15 +41,15 @@ from bertjax.data.tokenizers.train_vocab import Sample
 from bertjax.storage import atomic
 
 FLAGS = {
-    "shard": Flag("I/N: encode one of N shards, I from 0"),
+    "shard": Flag("I/N: encode shard I of N, counted from 0"),
     "merge": Flag("N: merge N finished shards"),
     "report": Flag(
-        "Also count each component's text, what is in it twice, and how the "
+        "also report each component's size, its duplicates, and how well the "
         "vocabulary fits",
         False,
     ),
     "similar": Flag("FILE: write a table of similar words, for data.similar"),
-    "synonyms": Flag("FILE: with --similar, the thesaurus that they are taken from"),
+    "synonyms": Flag("FILE: with --similar, take the words from this thesaurus"),
 }
 
 

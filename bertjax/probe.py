@@ -30,36 +30,36 @@ from bertjax.tasks.task_type import POOLINGS
 
 FLAGS = {
     **shared("model"),
-    "train": Flag("labelled files for the probes"),
-    "valid": Flag("labelled files for the scores"),
-    "out": Flag("a .json to write, which bertjax.report takes"),
-    "png": Flag("a picture to write"),
-    "text": Flag("the column of the text or the words", ""),
-    "text_pair": Flag("the column of a second text", ""),
-    "label": Flag("of texts: the column of the label", ""),
-    "tag": Flag("of words: the column of the tags", ""),
-    "targets": Flag("of spans: the column of the targets", ""),
-    "labels": Flag("the labels that count, with commas", ""),
-    "pooling": Flag("of texts: mean, cls or last, of spans: mean or first", "mean"),
+    "train": Flag("labelled files to train the probes on"),
+    "valid": Flag("labelled files to score the probes on"),
+    "out": Flag("write this .json, which bertjax.report reads"),
+    "png": Flag("write this picture"),
+    "text": Flag("column of the text or the words", ""),
+    "text_pair": Flag("column of a second text", ""),
+    "label": Flag("texts: column of the label", ""),
+    "tag": Flag("words: column of the tags", ""),
+    "targets": Flag("spans: column of the targets", ""),
+    "labels": Flag("labels to score, separated by commas; default: all", ""),
+    "pooling": Flag("texts: mean, cls or last; spans: mean or first", "mean"),
     "metric": Flag("accuracy, f1, macro_f1 or matthews", "accuracy"),
-    "treated": Flag("effects: the model that has unlearnt --concept", ""),
-    "concept": Flag("effects: the column that says whether a text has it", ""),
-    "control": Flag("effects: the column of what both models are to know", ""),
-    "swap": Flag("gaps: a file of pairs of words, two a line", ""),
+    "treated": Flag("effects: the model that has unlearned --concept", ""),
+    "concept": Flag("effects: column that says whether a text has the concept", ""),
+    "control": Flag(
+        "effects: column of the control, which both models should know", ""
+    ),
+    "swap": Flag("gaps: file of word pairs, two words per line", ""),
     **shared("dtype", "weights"),
     "max_words": Flag(
-        "words for the probes, and for the scores, at most", 20_000, least=2
+        "maximum number of words to train on, and to score", 20_000, least=2
     ),
-    "seeds": Flag("of each probe", 3, least=1),
-    "seed": Flag("the first of them", 0, least=0),
-    "steps": Flag("updates of a probe", 300, least=1),
+    "seeds": Flag("seeds per probe", 3, least=1),
+    "seed": Flag("the first seed", 0, least=0),
+    "steps": Flag("updates per probe", 300, least=1),
     **shared("batch_size"),
     "lr": Flag("learning rate of the probes", 0.01, least=0.0),
-    "weight_decay": Flag("of the probes", 1.0, least=0.0),
-    "probes": Flag("linear, mlp, with commas", ["linear"]),
-    "random_encoder": Flag(
-        "probe an untrained encoder of the same size too; false leaves it out", True
-    ),
+    "weight_decay": Flag("weight decay of the probes", 1.0, least=0.0),
+    "probes": Flag("linear, mlp, separated by commas", ["linear"]),
+    "random_encoder": Flag("also probe an untrained encoder of the same size", True),
     **shared("json"),
 }
 

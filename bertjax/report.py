@@ -23,14 +23,12 @@ from bertjax.storage import atomic
 from bertjax.storage.paths import expand
 
 FLAGS = {
-    "out": Flag("the page to write"),
-    "png": Flag("a folder for each chart as a picture"),
-    "fill": Flag("a text with blanks, filled from every kept checkpoint", ()),
-    "sentence": Flag(
-        "a text whose tokens are guessed one by one, and its attention", ()
-    ),
-    "probes": Flag("what bertjax.probe --out wrote", ()),
-    "scores": Flag("what bertjax.evaluate --json printed", ()),
+    "out": Flag("the HTML page to write"),
+    "png": Flag("also write each chart as a picture into this folder"),
+    "fill": Flag("a text with blanks, to be filled by every stored checkpoint", ()),
+    "sentence": Flag("a text: show predictions for each token and the attention", ()),
+    "probes": Flag("a file written by bertjax.probe --out", ()),
+    "scores": Flag("a file with the output of bertjax.evaluate --json", ()),
 }
 
 

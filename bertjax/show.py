@@ -24,12 +24,12 @@ from bertjax.storage import atomic
 from bertjax.tasks import prepare_task as tasks
 
 FLAGS = {
-    "step": Flag("the first batch", 0, least=0, most=2**40),
-    "batches": Flag("how many", 1, least=1),
-    "hosts": Flag("make each batch in so many parts", 1, least=1),
-    "examples": Flag("rows that are shown", 3, least=0),
-    "json": Flag("print the statistics alone, with the hash of every batch", False),
-    "html": Flag("write it all as one page"),
+    "step": Flag("step of the first batch", 0, least=0, most=2**40),
+    "batches": Flag("number of batches", 1, least=1),
+    "hosts": Flag("build each batch in this many parts, as hosts do", 1, least=1),
+    "examples": Flag("rows to show per batch", 3, least=0),
+    "json": Flag("print only the statistics, with the hash of every batch", False),
+    "html": Flag("write everything to this HTML page"),
 }
 
 

@@ -45,11 +45,11 @@ from bertjax.training.signals import StopSignal
 
 FLAGS = {
     "track": Flag("cpu20m, cpu3h, h200-25min or v5e8; see above"),
-    "data": Flag("the folder with the files of the text"),
+    "data": Flag("folder with the text files (docs/speedrun.md)"),
     **shared("workdir"),
-    "seeds": Flag("runs, the first with the config's seed", 1, least=1),
-    "against": Flag("the workdir of other runs of the track, to compare with"),
-    "scorer": Flag("of the minimal pairs, as of bertjax.evaluate"),
+    "seeds": Flag("number of runs; the first has the config's seed", 1, least=1),
+    "against": Flag("workdir of other runs of the track, to compare with"),
+    "scorer": Flag("how minimal pairs are scored, as in bertjax.evaluate"),
     **shared("json"),
 }
 

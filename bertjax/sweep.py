@@ -51,10 +51,10 @@ SILENT = "log.", "checkpoint.", "guard.rewinds"
 
 FLAGS = {
     **shared("workdir"),
-    "seeds": Flag("runs of each learning rate", 5, least=1),
-    "lrs": Flag("learning rates, with commas; unless given optim.lr", []),
+    "seeds": Flag("runs per learning rate", 5, least=1),
+    "lrs": Flag("learning rates, separated by commas; default: optim.lr", []),
     "at_once": Flag(
-        "runs side by side; unless given as many as fit", kind=int, least=1
+        "runs trained side by side; default: as many as fit", kind=int, least=1
     ),
     **shared("json"),
 }

@@ -32,10 +32,10 @@ from bertjax.training.signals import StopSignal
 
 FLAGS = {
     **shared("workdir"),
-    "multihost": Flag("one of several processes of a run, one a host", False),
-    "dry_run": Flag("build everything, print it and stop", False),
+    "multihost": Flag("this is one of several processes of a run, one per host", False),
+    "dry_run": Flag("build everything, print it and exit", False),
     "allow_config_change": Flag(
-        "go on in a workdir whose run had another config", False
+        "resume even though the workdir's config differs", False
     ),
 }
 

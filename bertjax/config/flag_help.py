@@ -39,20 +39,22 @@ DEFINE = {
 # Flags that several commands have.
 SHARED = {
     "model": Flag("a workdir, one of its checkpoints, or a Hugging Face directory"),
-    "workdir": Flag("the directory that the run lives in"),
-    "step": Flag("of a workdir another checkpoint than its newest or best", kind=int),
-    "batch_size": Flag("rows at once", 32, least=1),
-    "dtype": Flag("of the computation: float32 or bfloat16", "float32"),
+    "workdir": Flag("directory of the run"),
+    "step": Flag(
+        "checkpoint of the workdir to use; default: its best or newest", kind=int
+    ),
+    "batch_size": Flag("rows per batch", 32, least=1),
+    "dtype": Flag("precision of the computation: float32 or bfloat16", "float32"),
     "weights": Flag(
-        "raw or ema: the parameters, or their moving average; unless given the average "
-        "where there is one",
+        "raw (the parameters) or ema (their moving average); default: the average if "
+        "there is one",
         "",
     ),
     "json": Flag("print JSON", False),
 }
 CONFIG = {
-    "config=FILE[:ARG]": "a config file, or the name of one that is shipped: bert.py",
-    "config.KEY=VALUE": "change a key; bertjax/config/schema.py has them all",
+    "config=FILE[:ARG]": "a config file, or the name of a shipped one, such as bert.py",
+    "config.KEY=VALUE": "set a key; bertjax/config/schema.py lists all keys",
 }
 REPEATED = " (can be repeated)"
 WIDTH, COLUMN = 79, 26
