@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pretrain or finetune a model: python -m bertjax.train --config=... --workdir=...
 
-Repeat the command to resume: the run ends with the same parameters, bit for bit.
+Repeat the command to resume: the run ends with bit-identical parameters.
 """
 
 import contextlib
@@ -39,7 +39,8 @@ FLAGS = {
     ),
 }
 
-# Keys of a config that name files; of what all hosts read of them hashes are compared.
+# Config keys that name files. Paths may differ between hosts; the hashes of what all
+# hosts read from them are compared.
 FILES = re.compile(
     r"init_from|teacher|task\.index|data\.(train|valid|cache|vocab|entities|similar"
     r"|mask_weights|swap|segmenter|concept|control)"
@@ -70,18 +71,18 @@ def train(
     stop: StopSignal | None = None,
     watch: Watch | None = None,
 ) -> int:
-    """Train to the end of the config, from where the workdir `directory` stands.
+    """Train to the end of the config from the newest checkpoint in `directory`, if any.
 
-    Returns the exit status: 0 done, 143 or 130 after a signal. Raises UserError, and
-    RunError when a loss is not finite or no checkpoint is whole.
+    Returns the exit status: 0 when done, 143 or 130 after a signal. Raises UserError,
+    and RunError when a loss is not finite or no checkpoint is intact.
     """
     stop, watch = stop or StopSignal(), watch or Watch(config.hosts.timeout)
     begun, primary = time.monotonic(), True
     path = None if dry_run else manifest.as_path(directory)
-    # What can be seen to be wrong is refused before jax is imported.
+    # Refuse invalid configs before importing jax, which is slow.
     validate.check(config)
     goes_on = bool(path and manifest.steps(path))
-    # Of a run that goes on it may be gone, unless its vocabulary is the run's.
+    # A resumed run does not need init_from any more, unless its vocabulary is there.
     if config.init_from and not (goes_on and config.data.vocab):
         lost = workdirs.tell_of_lost(path, config) if goes_on else ""
         if lost:
@@ -100,18 +101,18 @@ def train(
 
         watch.start(*hosts.initialize(watch.limit, watch.heartbeats))
         primary = hosts.is_primary()
-        # Before host 0 verifies a checkpoint, which takes longer than some networks
-        # wait for the first word of all.
+        # This first exchange comes before host 0 verifies a checkpoint, because
+        # verifying takes longer than some networks wait for the first message.
         hosts.check_settings(shared_settings(config))
     restored, finished, same_text = None, False, False
     with contextlib.ExitStack() as stack:
         if primary and path is not None:
-            # Keeps other processes of this machine out.
+            # Keep other processes of this machine out of the workdir.
             stack.enter_context(directories.lock(path))
             restored = manifest.newest_intact(path, cli.say)
             scored = bool(config.data.valid)
             finished = workdir.is_done(path, restored, scored, allow_config_change)
-            # Then its end can be seen without preparing the text.
+            # If so, the run is known to be finished without preparing the text.
             same_text = finished and workdirs.names_its_text(path, config)
         if multihost:
             stands = restored, finished, same_text
@@ -126,8 +127,11 @@ def train(
 
 
 def shared_settings(config: ConfigDict) -> dict[str, Any]:
-    """Return what all hosts of a run have to agree on: its config, but for files, which
-    may lie elsewhere on each, and the version of the code."""
+    """Return the settings that all hosts of a run must agree on.
+
+    These are the version of the code and the config without the keys that name files,
+    whose paths may differ between hosts.
+    """
     flat = serialize.flatten(config)
     same = {key: x for key, x in flat.items() if not FILES.fullmatch(key)}
     return {**same, "bertjax": __version__}
@@ -144,7 +148,7 @@ def _train(
     begun: float,
     log: Callable[[str], None],
 ) -> int:
-    """Train from `restored` on; path None: describe what would be trained."""
+    """Train from step `restored`, or only describe the run if `path` is None."""
     import jax
 
     from bertjax.assembly import training_run
@@ -171,7 +175,7 @@ def _train(
     )
     run.describe(log)
     outside = map(registry.is_outside, (config.optim.name, config.optim.schedule))
-    if path is None or any(outside):  # what is shipped fits together
+    if path is None or any(outside):  # the shipped ones are known to fit
         run.trace_update()
     if path is None:
         from bertjax.reporting.batch_preview import dry_run_lines

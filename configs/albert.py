@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ALBERT: one layer's parameters for all, small embeddings, sentence order, LAMB.
+"""ALBERT: all layers share parameters, small embeddings, sentence order, LAMB.
 
-Lan et al. 2020 (arXiv 1909.11942), section 4.1, and google-research/albert: masked LM
-and sentence-order prediction, n-grams of up to 3 words masked, p(n) ~ 1/n; batch 4,096
-of 512 tokens, 125k steps, LAMB 1.76e-3 (0.9, 0.999), eps 1e-6, decay 0.01, warm-up
-3,125 steps, clipping at 1; SentencePiece unigram, 30,000 pieces, lower-cased; version
-2, which drops nothing out. ARG: tiny, mini (ours), base, large, xlarge, xxlarge, smoke.
-Ours: all of the 15% are predicted (there at most 20 a sequence; data.max_predictions),
-chunks of one sentence make no pair with another document, LAMB corrects its bias.
+Lan et al. 2020 (arXiv 1909.11942), section 4.1, and google-research/albert: masked
+LM and sentence-order prediction; n-grams of up to 3 words are masked, p(n) ~ 1/n;
+batch 4,096 of 512 tokens, 125k steps, LAMB 1.76e-3 (0.9, 0.999), eps 1e-6, decay
+0.01, warm-up 3,125 steps, clipping at 1; SentencePiece unigram, 30,000 pieces,
+lower-cased. This is version 2, without dropout. ARG: tiny, mini (not published),
+base, large, xlarge, xxlarge, smoke.
+
+Differences: all of the 15% are predicted (there at most 20 per sequence;
+data.max_predictions), chunks of one sentence form no pair with another
+document, and LAMB corrects its bias.
 """
 
 from bertjax import config as c
@@ -36,5 +39,6 @@ def get_config(arg: str | None = None):
     config.optim.warmup = c.duration(percent=2.5)  # 3,125 steps
     if smoke:
         config = c.make_smoke(config)
-        config.optim.lr = 1e-2  # of each layer's norm, in each of a few steps
+        # LAMB moves each layer by this share of its norm per step, in few steps
+        config.optim.lr = 1e-2
     return config

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BART: an encoder reads a corrupted text, a decoder writes it as it was.
+"""BART: an encoder reads a corrupted text, a decoder writes the original.
 
-Lewis et al. 2020 (arXiv 1910.13461), sections 2 and 4: sentences change places, 30% of
-the words lie in spans that are a mask each, of lengths of a Poisson law; batch 8,000,
-500k steps of 512 tokens, dropout 0.1; pieces as RoBERTa's. What the paper leaves open
-is fairseq's recipe (issue 1899 of its repository): a mean of 3.5, a tenth of the masks
-random pieces, lr 4e-4; the rest is RoBERTa's, warm-up 10,000 steps, Adam (0.9, 0.98),
-eps 1e-6, decay 0.01. ARG: base, large; tiny, mini (ours); smoke. Ours: batch 8,192;
-dropout stays to the end, where BART's ended for the last tenth; spans do not overlap,
-so that exactly 30% of the words are hidden; a sentence ends at any full stop, question
-or exclamation mark (data.noise, docs/data.md).
+Lewis et al. 2020 (arXiv 1910.13461), sections 2 and 4: sentences are permuted, and
+30% of the words are in spans of Poisson lengths, each of which becomes one mask;
+batch 8,000, 500k steps of 512 tokens, dropout 0.1; RoBERTa's vocabulary. The paper
+does not give everything. From fairseq's recipe (issue 1899 of its repository): a
+mean length of 3.5, random pieces for a tenth of the masks, lr 4e-4. As in RoBERTa:
+warm-up 10,000 steps, Adam (0.9, 0.98), eps 1e-6, decay 0.01. ARG: base, large;
+tiny, mini (not published); smoke.
+
+Differences: batch 8,192; dropout stays to the end, where BART dropped it for the last
+tenth; spans do not overlap, so exactly 30% of the words are hidden; a sentence ends at
+any period, question or exclamation mark (data.noise, docs/data.md).
 """
 
 from bertjax import config as c

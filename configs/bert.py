@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """BERT as published: masked LM and next-sentence prediction, the 128-token phase.
 
-Devlin et al. 2019 (arXiv 1810.04805), appendix A.2: batch 256, 1M steps, the first
-90% of them at 128 tokens; Adam 1e-4 (0.9, 0.999), decay 0.01, warm-up 10,000 steps,
-dropout 0.1; WordPiece, 30,522 pieces, lower-cased. ARG: tiny, mini, small, medium,
-base, large, smoke. Ours: AdamW corrects its bias; the rate falls from its peak to 0 at
-the end of this phase; gelu is the exact one (google-research/bert: gelu_tanh).
+Devlin et al. 2019 (arXiv 1810.04805), appendix A.2: batch 256, 1M steps, the
+first 90% of them at 128 tokens; Adam 1e-4 (0.9, 0.999), decay 0.01, warm-up
+10,000 steps, dropout 0.1; WordPiece, 30,522 pieces, lower-cased. ARG: tiny, mini,
+small, medium, base, large, smoke.
+
+Differences: AdamW corrects its bias; the rate falls from its peak to 0 at the end of
+this phase; gelu is the exact one (google-research/bert: gelu_tanh).
 """
 
 from bertjax import config as c

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CausaLM: a masked LM goes on while it unlearns a concept and keeps a control.
+"""CausaLM: a pretrained masked LM unlearns a concept and keeps a control concept.
 
-Feder et al. 2021 (arXiv 2005.13407), section 3, and amirfeder/CausaLM: 15% of the
-tokens, words of the concept and as many others, 80/10/10; a head tells the two apart
-through a gradient reversal, another learns the control; losses are added; batch 8, 5
-epochs. Give init_from (a BERT), data.concept and, for the control, data.control, or
-leave `+control` out of objective. ARG: a size, or smoke, whose words are made up. Ours:
-batch 32, lr 3e-5, warm-up 10%, and the reversal's schedule (there it is 1 throughout,
-concept:gamma=0).
+Feder et al. 2021 (arXiv 2005.13407), section 3, and amirfeder/CausaLM: of the tokens
+15% are masked, words of the concept and as many others, 80/10/10. One head tells the
+two kinds apart through a gradient reversal, another learns the control; the losses are
+added; batch 8, 5 epochs. Set init_from (a BERT), data.concept and, for the control,
+data.control; without a control, leave `+control` out of objective. ARG: a size, or
+smoke, which has made-up concept words.
+
+Differences: batch 32, lr 3e-5, warm-up 10%, and the schedule of the reversal (there it
+is 1 throughout: concept:gamma=0).
 """
 
 from bertjax import config as c

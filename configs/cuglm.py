@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CugLM: code completion, where names are predicted by their types.
+"""CugLM: code completion, with names predicted by their types.
 
 Liu et al. 2020 (ASE, doi 10.1145/3324884.3416591) and LiuFang816/CugLM: 6 layers of
-516, 6 heads, MLP 3,072, 128 tokens of a text, batch 48, Adam 5e-5, warm-up 1,000 steps;
-600,000 steps of masked names, their types, next tokens and next code segments, then
-300,000 of finetuning, where masked names are read from left to right too and nothing is
-said of segments; 50,000 tokens and types. ARG: base (theirs), tiny, mini (ours), smoke.
-Give data.train, files of Java or TypeScript: docs/code.md. Ours: byte-level BPE, so
-that names have several pieces and no name is unknown, where theirs has whole tokens;
-declared types by tree-sitter; 256 slots of a row hold both copies of 128 tokens.
+516, 6 heads, MLP 3,072, 128 tokens of text, batch 48, Adam 5e-5, warm-up 1,000 steps;
+600,000 steps of masked names, their types, next tokens and next code segments; then
+300,000 of finetuning, in which masked names are also read from left to right and
+segments are not predicted; 50,000 tokens and types. ARG: base (theirs), tiny, mini
+(ours), smoke. Set data.train to files of Java or TypeScript (docs/code.md).
+
+Differences: byte-level BPE, so names have several pieces and none is unknown, where
+theirs has whole tokens; tree-sitter finds declared types; the 256 slots of a row hold
+both copies of 128 tokens.
 """
 
 from bertjax import config as c

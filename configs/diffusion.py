@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masked diffusion: a text is masked at any rate from 0 to 1 and predicted at once.
+"""Masked diffusion: mask a text at any rate from 0 to 1, predict all masks at once.
 
 Sahoo et al. 2024 (MDLM), kuleshov-group/mdlm, configs: 12 layers of 768, pre-LN without
-biases, rotary positions, an MLP of GELU (tanh), an output matrix of its own, dropout
-0.1; 512 rows of 1,024 tokens a step, GPT-2's pieces; Adam 3e-4, constant after 2,500
+biases, rotary positions, an MLP of GELU (tanh), a separate output matrix, dropout 0.1;
+512 rows of 1,024 tokens per step, GPT-2's vocabulary; Adam 3e-4, constant after 2,500
 steps, no decay, clipped at 1, weights averaged with 0.9999; 1M steps. ARG: base, and
-tiny, mini, small, medium, large by BERT's sizes; smoke. Ours: no conditioning on the
-time, which MDLM feeds zeros; matrices are drawn from a normal of 0.02; rates are spread
-over neighbouring rows of the run, not over a batch; a row begins with [CLS], its
-documents end with [SEP], and neither is masked.
+tiny, mini, small, medium, large by BERT's sizes; smoke.
 
-As LLaDA: objective=diffusion:weights=llada. The BabyLM entry of 2025:
-objective=diffusion:schedule=cosine. BD3-LM, whose rows hold their text twice:
-objective=diffusion:block=16,low=0.3,high=0.8 with data.length=2048.
+Differences: no conditioning on the time, to which MDLM feeds zeros; matrices are
+drawn from a normal distribution with deviation 0.02; rates are spread over
+neighboring rows of the run, not over a batch; a row begins with [CLS], its documents
+end with [SEP], and neither is masked.
+
+Variants:
+  objective=diffusion:weights=llada                as LLaDA
+  objective=diffusion:schedule=cosine              the BabyLM entry of 2025
+  objective=diffusion:block=16,low=0.3,high=0.8    BD3-LM, whose rows hold their text
+                                                   twice: data.length=2048
 """
 
 from bertjax import config as c

@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DistilBERT: half the layers of a BERT, which it learns from, word by word.
+"""DistilBERT: half the layers of a BERT, distilled from it token by token.
 
 Sanh et al. 2019 (arXiv 1910.01108) and huggingface/transformers, examples/
-research_projects/distillation/train.py: no token types, no pooler, every other layer of
-the teacher to begin with (0, 2, 4, 7, 9, 11 of 12); masks of 15%, of rare pieces more
+research_projects/distillation/train.py: no token types, no pooler; it starts with every
+other layer of the teacher (0, 2, 4, 7, 9, 11 of 12); 15% are masked, rare pieces more
 often; loss 5 KL at temperature 2 over all tokens, 2 masked LM, 1 cosine; AdamW 5e-4
 (0.9, 0.98), eps 1e-6, no decay, warm-up 5%, clipped at 5, 3 epochs of rows of up to 512
-tokens, 5 at a time, 50 accumulated, on each of 8 GPUs (4,000 a step in the paper).
+tokens, 5 at a time, 50 accumulated, on each of 8 GPUs (4,000 per step in the paper).
 
-  --config.teacher=DIR [--config.init_layers= to begin anew]
-  --config.objective=distil:kl=0,cosine=1 --config.data.masking=bert: nothing is masked
+  --config.teacher=DIR [--config.init_layers= to start from random parameters]
+  --config.objective=distil:kl=0,cosine=1 --config.data.masking=bert: no masks
 
 ARG: tiny, mini, medium, base, large (half as deep as BERT's of these names), smoke.
-Ours: the weights of the losses and the clip are halved, so that the masked LM's is 1;
-batch_size=2048, rows of 128 tokens as bert.py's.
+
+Differences: the weights of the losses and the clip are halved, so that the masked LM
+has weight 1; batch_size=2048, rows of 128 tokens as in bert.py.
 """
 
 from bertjax import config as c

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edges of a knowledge graph: which relation, by the graph around them.
+"""Edges of a knowledge graph: predict a relation from the graph around it.
 
-The relation of one edge is masked in a small subgraph, whose tokens see along edges
-alone (bertjax/tasks/types/edges.py). Shape and rates are ours, those of coke.py's small
-sizes; rows of up to 256 tokens, attention by xla, which alone takes such masks. ARG:
-tiny, mini, small, smoke.
+The relation of one edge is masked in a small subgraph, whose tokens attend only
+along edges (bertjax/tasks/types/edges.py). Shape and rates are ours, as in coke.py's
+small sizes. Rows have up to 256 tokens; only attention by xla supports such masks.
+ARG: tiny, mini, small, smoke.
 
   --config.data.train=train.tsv --config.data.valid=dev.tsv: head, relation, tail
-  [--config.data.entities=FILE], what they are called (docs/graphs.md)
+[--config.data.entities=FILE], their names (docs/graphs.md)
 """
 
 from bertjax import config as c

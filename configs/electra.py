@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ELECTRA: a discriminator of the tokens that a small generator replaced.
+"""ELECTRA: a discriminator finds the tokens that a small generator replaced.
 
 Clark et al. 2020 (arXiv 2003.10555), table 6, and google-research/electra,
 configure_pretraining.py: loss weights 1 and 50, AdamW (0.9, 0.999), eps 1e-6, decay
@@ -7,9 +7,11 @@ configure_pretraining.py: loss weights 1 and 50, AdamW (0.9, 0.999), eps 1e-6, d
 steps, generator a quarter as wide; base: batch 256 of 512, 2e-4, 766k, a third; large:
 batch 2,048 of 512, 2e-4, 400k, a quarter, and 25% masked (the steps of base and large
 are not in the repository, and quoted from memory of the table). WordPiece, 30,522
-pieces, lower-cased; two segments in order, one text in twenty short. ARG: tiny, mini
-(both ours, otherwise as small), small, base, large, smoke. Ours: positions are drawn
-without replacement (data.paper_compat=True: with), AdamW corrects its bias.
+pieces, lower-cased; two segments in order, one text in twenty is short. ARG: tiny, mini
+(not published, otherwise as small), small, base, large, smoke.
+
+Differences: positions are drawn without replacement (with it: data.paper_compat=True),
+and AdamW corrects its bias.
 """
 
 from bertjax import config as c

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPT: a causal language model on the same stack, GPT-2's shapes and GPT-1's.
+"""GPT: a causal language model on the same stack, in the shapes of GPT-1 and GPT-2.
 
 Radford et al. 2018 (GPT-1, ARG gpt1): 12 layers of 768, post-LN, 512 tokens, batch 64,
 Adam 2.5e-4 with a cosine to 0 after 2,000 steps, decay 0.01, dropout 0.1, BPE of 40,000
 merges. Radford et al. 2019 (GPT-2, ARG base, medium, large, xl): pre-LN, 1,024 tokens,
 batch 512, byte-level BPE, 50,257 pieces. Rate, decay and length of GPT-2's training are
 unpublished: 6e-4, 0.1 and 600,000 steps are those of karpathy/nanoGPT. Further ARGs:
-tiny, mini (ours), smoke. Ours: a row begins with [CLS], its documents end with [SEP];
-matrices before a residual sum are drawn like all others.
+tiny, mini (not published), smoke.
+
+Differences: a row begins with [CLS], its documents end with [SEP]; matrices before a
+residual sum are drawn like all others.
 """
 
 from bertjax import config as c

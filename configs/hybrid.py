@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPT-BERT's objective: one stack learns masked and causal prediction, 15 rows to 1.
+"""GPT-BERT: one stack trains on masked and causal prediction, 15 rows to 1.
 
 Charpentier and Samuel 2024 (BabyLM), ltgoslo/gpt-bert, configs and train_10m.py: masked
-next-token prediction in 15 of 16 rows and causal prediction in one, the mean of the two
-losses by their share of the rows; rate of masks from 0.30 to 0.15 over the run,
-80/10/10, spans of 1 to 3 tokens; z-loss 1e-4; LAMB 1.41e-2 (0.9, 0.98), decay 0.1,
-clipped at 2, warm-up 1.6%; 128 tokens for 70% of the run, 256 for 20%, then 512, the
-tokens of a step constant; weights averaged with 0.999; BPE of 8,192 (small) or 16,384
-pieces. There a step has 4.2M tokens at the end; batch_size=1024 here is 131,072. ARG:
-small (12 layers of 384), base (12 of 768), tiny, mini (ours), smoke. Ours: the model.
-Theirs has relative positions with both cross terms, gates and learnt sums of earlier
-layers; this is a pre-norm stack with rotary positions and a gated MLP, fully
-bidirectional in the masked rows. Its matrices are drawn from a normal of 0.02, the rate
-falls by a cosine to 0.
+next-token prediction in 15 of 16 rows and causal prediction in one; the loss averages
+the two, weighted by their shares of the rows; the mask rate falls from 0.30 to 0.15
+over the run; 80/10/10, spans of 1 to 3 tokens; z-loss 1e-4; LAMB 1.41e-2 (0.9, 0.98),
+decay 0.1, clipped at 2, warm-up 1.6%; 128 tokens for 70% of the run, 256 for 20%, then
+512, with a constant number of tokens per step; weights averaged with 0.999; BPE of
+8,192 (small) or 16,384 pieces. ARG: small (12 layers of 384), base (12 of 768), tiny,
+mini (not published), smoke.
+
+Differences: their steps have 4.2M tokens at the end, those of batch_size=1024 here
+131,072. Their model has relative positions with both cross terms, gates and learned
+sums of earlier layers; this is a pre-norm stack with rotary positions and a gated MLP,
+fully bidirectional in the masked rows. Its matrices are drawn from a normal
+distribution with deviation 0.02; the rate falls by a cosine to 0.
 """
 
 from bertjax import config as c
@@ -64,7 +66,7 @@ def get_config(arg: str | None = None):
         config = c.make_smoke(config)
         config.batch_size, config.optim.name, config.optim.ema = 16, "adamw", 0.0
         return config
-    # The rate of masks goes on falling where the length changes.
+    # Each phase continues the fall of the mask rate.
     config.phases = (
         "percent=70 mask_rate=0.3:0.195; "
         "percent=20 length=256 batch_size=512 mask_rate=0.195:0.165; "

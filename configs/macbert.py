@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MacBERT: masked LM as correction, similar words in place of [MASK], sentence order.
+"""MacBERT: masked LM as correction (similar words instead of [MASK]), sentence order.
 
 Cui et al. 2020 (arXiv 2004.13922), section 3.1: 15% in n-grams of 1 to 4 words with
 probabilities 40, 30, 20 and 10%; of these 80% become a similar word, 10% a random one,
-10% stay; sentence-order prediction. Its schedule is unpublished: this is that of its
-predecessor RoBERTa-wwm-ext (arXiv 1906.08101): batch 384 of 512 tokens, 1M steps, LAMB,
-1e-4. data.similar is the table that bertjax.prepare --similar=FILE writes; for Chinese
-add data.segmenter=jieba and bert-base-chinese's vocabulary. ARG: a size, or smoke,
-which has no similar words. Ours: the schedule is BERT's; SOP is as ALBERT's here.
+10% stay; sentence-order prediction. MacBERT's schedule is unpublished; batch, steps,
+optimizer and rate are from its predecessor RoBERTa-wwm-ext (arXiv 1906.08101): batch
+384 of 512 tokens, 1M steps, LAMB, 1e-4. data.similar is the table that bertjax.prepare
+--similar=FILE writes; for Chinese add data.segmenter=jieba and bert-base-chinese's
+vocabulary. ARG: a size, or smoke, which has no similar words.
+
+Differences: warm-up and decay of the rate as in BERT; SOP is as in albert.py.
 """
 
 from bertjax import config as c

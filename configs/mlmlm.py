@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MLMLM: a pretrained masked language model completes triples by entities' names.
+"""MLMLM: a pretrained masked language model completes triples with entity names.
 
-Clouatre et al. 2021 (arXiv 2009.07058): RoBERTa-large, one pass a query, all entities
-ranked by the mean likelihood of their pieces. Batch, rate and epochs are those that
-finetuning has in this package: what the article trained with could not be found.
-ARG: a size and smoke.
+Clouatre et al. 2021 (arXiv 2009.07058): RoBERTa-large, one pass per query, all entities
+ranked by the mean likelihood of their pieces. Batch, rate and epochs are this package's
+usual ones for finetuning; the article's could not be found. ARG: a size and smoke.
 
   --config.init_from=DIR, any masked LM
   --config.data.train=train.tsv --config.data.valid=dev.tsv: head, relation, tail
   [--config.data.entities=FILE], their names and texts (docs/graphs.md)
-  [--config.task.disambiguate=8], pieces of the text where names are alike
-  [--config.objective=mlmlm:score=mean_p], or sum_logp, for mean_logp
+  [--config.task.disambiguate=8], pieces of the text to add if names are equal
+  [--config.objective=mlmlm:score=mean_p], or sum_logp, instead of mean_logp
 """
 
 from bertjax import config as c

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A modern encoder for few minutes, as far as it was tried (docs/speedrun.md).
+"""A modern encoder for a few minutes of training, as far as tried (docs/speedrun.md).
 
-Masked LM whose mask rate falls from 30% to 15%; ModernBERT's layers without its windows
-(pre-norm, rotary positions, no biases), a gated MLP of relu squared, output products
-that begin as 0; Muon at a rate that stays, then falls for 40% of the run; small batches
-of short rows; lower-cased WordPiece; bfloat16 where the device multiplies it. ARG: tiny
-(2 M parameters), mini (6 M), small (21 M), medium (40 M), base (150 M), smoke. At
-tiny the rate, relu squared and the objective were compared with others; the rest was
-not. Of larger sizes mini and medium were run, at the rates they have. transformers
-opens what it exports as ModernBERT.
+Masked LM whose mask rate falls from 30% to 15%; ModernBERT's layers without its
+windows (pre-norm, rotary positions, no biases), a gated MLP of relu squared,
+output projections that start at 0; Muon at a constant rate that falls in the last
+40% of the run; small batches of short rows; lower-cased WordPiece; bfloat16 on
+devices that multiply in it. ARG: tiny (2 M parameters), mini (6 M), small (21 M),
+medium (40 M), base (150 M), smoke.
+
+At size tiny, the rate, relu squared and the objective were compared with alternatives;
+the rest was not. Of the larger sizes only mini and medium were run, at the rates below.
+transformers opens an export as ModernBERT.
 """
 
 from bertjax import config as c
@@ -39,12 +41,12 @@ def get_config(arg: str | None = None):
     config.model.intermediate_size = mlp
     config.model.hidden_act = "relu2"
     config.model.max_position_embeddings = 512
-    # All layers see all; the window, which none has, is for files of Hugging Face.
+    # All layers attend globally. Hugging Face's files need a window, which none uses.
     config.model.local_rope_theta = 10_000.0
     config.model.global_attn_every_n_layers = 1
     config.model.rope_theta = 10_000.0
     config.model.zero_init_outputs = True
-    # Finetuned by its first token it is far behind on STS-B (docs/results.md).
+    # With the first token, finetuning is far worse on STS-B (docs/results.md).
     config.model.classifier_pooling = "mean"
     config.data.length = 64 if short else 128
     config.data.plan = "document"

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PLATO-XL: a transformer whose context sees both sides answers as who is asked.
+"""PLATO-XL: dialogue with a bidirectional context, a causal answer, and speaker roles.
 
 Bao et al. 2021 (arXiv 2109.09519), section 3: ARG xl has 72 layers of 3,072, 32 heads,
 an MLP of 18,432, 8,001 pieces (English), contexts of 896 tokens and answers of 128;
-pre-LN, roles of any number of speakers, positions by distance to the answer. Rate,
-batch and steps of its training are ours, and so are the other sizes: tiny, mini, small,
-medium, base, large; their rows are shorter and have embeddings of turns too. ARG smoke
-is a tiny one in seconds. Text is conversations, JSON lines (docs/dialogue.md).
+pre-LN, roles for any number of speakers, positions counted from the answer. The rate,
+batch and steps are ours, and so are the other sizes: tiny, mini, small, medium, base,
+large; their rows are shorter and also have turn embeddings. ARG smoke runs a tiny one
+in seconds. The text is conversations in JSON lines (docs/dialogue.md).
 """
 
 from bertjax import config as c
@@ -33,7 +33,7 @@ def get_config(arg: str | None = None):
     config.optim.lr = 1e-4 if published else 3e-4
     config.optim.b2 = 0.98
     config.optim.warmup = c.duration(percent=2)
-    if published:  # 22 GB of weights in bfloat16 do not lie on a chip whole
+    if published:  # 22 GB of bfloat16 weights do not fit on one chip
         config.model.remat = "full"
         config.mesh.fsdp = 16
     if smoke:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small encoder on text that every installation has, in minutes on two CPU cores.
+"""A small encoder for minutes on two CPU cores, with text every installation has.
 
 The recipe of modern.py at its smallest size: 4 layers of 128, 4,096 SentencePiece
-pieces, masked LM on full sentences. Small batches of short rows: what so small a model
-lacks longest is updates. ARG: tiny, mini, small, smoke.
+pieces, masked LM on full sentences. Batches are small and rows short, because so small
+a model needs many updates most. ARG: tiny, mini, small, smoke.
 """
 
 from bertjax import config as c
@@ -30,12 +30,12 @@ def get_config(arg: str | None = None):
     config.model.intermediate_size = mlp
     config.model.hidden_act = "relu2"
     config.model.max_position_embeddings = 512
-    # All layers see all; the window, which none has, is for files of Hugging Face.
+    # All layers attend globally. Hugging Face's files need a window, which none uses.
     config.model.local_rope_theta = 10_000.0
     config.model.global_attn_every_n_layers = 1
     config.model.rope_theta = 10_000.0
     config.model.zero_init_outputs = True
-    # Finetuned by its first token it is far behind on STS-B (docs/results.md).
+    # With the first token, finetuning is far worse on STS-B (docs/results.md).
     config.model.classifier_pooling = "mean"
     config.data.train = config.data.valid = "builtin:docs"
     config.data.vocab_size = 4_096

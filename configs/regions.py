@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts and regions of images in one encoder: UNITER's pretraining (docs/regions.md).
+"""Texts and image regions in one encoder: UNITER's pretraining (docs/regions.md).
 
-Chen et al. 2020 (arXiv 1909.11740), section 3 and appendix A.2: one side masked at a
-time, 15% of it; words, regions and pairs 2:2:2; Adam at 5e-5, decay 0.01, dropout 0.1.
-Ours: the batch is of rows, not of tokens. ARG: tiny, mini, small, medium, base, large,
-smoke.
+Chen et al. 2020 (arXiv 1909.11740), section 3 and appendix A.2: only words or only
+regions are masked in a row, 15% of them; words, regions and pairs 2:2:2; Adam at 5e-5,
+decay 0.01, dropout 0.1. Difference: a batch has a number of rows, not of tokens. ARG:
+tiny, mini, small, medium, base, large, smoke.
 
   --config.data.train=train.jsonl --config.data.valid=dev.jsonl --config.data.vocab=DIR
-  [--config.init_from=DIR], rows with `sentence` and `scenes`, lists of objects, or
-  --config.task.regions=COLUMN, which names an npz file an image
+  [--config.init_from=DIR]
+
+Rows have `sentence` and `scenes`, lists of objects, or --config.task.regions=COLUMN
+names an npz file per image.
 """
 
 from bertjax import config as c

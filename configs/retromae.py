@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RetroMAE: a masked LM goes on so that its first vector finds texts.
+"""RetroMAE: a pretrained masked LM trains its first vector for retrieval.
 
 Xiao et al. 2022 (arXiv 2205.12035) and staoxiao/RetroMAE, examples/pretrain/README.md:
 from bert-base-uncased, 8 epochs of Wikipedia and BookCorpus, batch 256 of up to 512
 tokens, AdamW 1e-4, decay 0.01, warm-up 10%; whole words, 30% masked for the encoder and
-50% hidden from the one-layer decoder. Then again on the passages to be found: 1,024
-rows of 150 tokens, 20 epochs.
+50% hidden from the one-layer decoder. A second run trains on the passages to be found:
+1,024 rows of 150 tokens, 20 epochs.
 
   --config.init_from=DIR --config.data.train=... [--config.data.length=150]
 
-What it makes goes on by finetune/retrieve.py with task.pooling=cls. ARG: a size, smoke.
+Finetune the result by finetune/retrieve.py with task.pooling=cls. ARG: a size, smoke.
 """
 
 from bertjax import config as c

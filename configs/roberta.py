@@ -2,9 +2,10 @@
 """RoBERTa: masked LM on full sentences, no sentence pairs, large batches.
 
 Liu et al. 2019 (arXiv 1907.11692), table 9: batch 8,192, 500k steps of 512 tokens,
-lr 6e-4 (base) or 4e-4 (large), warm-up 24k or 30k, Adam (0.9, 0.98), eps 1e-6, decay
-0.01, no clipping, dropout 0.1; byte-level BPE of 50k pieces. ARG: a size, or smoke.
-Ours: special tokens are never selected (data.paper_compat=True restores that).
+lr 6e-4 (base) or 4e-4 (large), warm-up 24k or 30k, Adam (0.9, 0.98), eps 1e-6,
+decay 0.01, no clipping, dropout 0.1; byte-level BPE of 50k pieces. ARG: a size, or
+smoke. Difference: special tokens are never selected for masking;
+data.paper_compat=True selects them too.
 """
 
 from bertjax import config as c

@@ -2,16 +2,17 @@
 """T5: an encoder reads a text without some spans, a decoder writes the spans.
 
 Raffel et al. 2020 (arXiv 1910.10683), section 3.7: 15% of the tokens in spans of 3 on
-average, 512 slots for 568 tokens of text and 114 for their spans, 1M steps of 2,048
-rows, Adafactor, dropout 0.1; SentencePiece, 32,000 pieces and 100 sentinels. T5 1.1
-(v1_1_SIZE): a gated MLP, a matrix of its own before the softmax, no dropout. ARG:
-small, base, large, v1_1_base, v1_1_large, v1_1_xl, v1_1_xxl; tiny, mini, v1_1_mini
-(ours: 128 rows, 100,000 steps, a rate of 3e-2); smoke. Ours: the rate falls linearly
-from 1e-2, after a warm-up of 1% (there it is 1e-2 for 10,000 steps, then 1 over the
-root of the step); a z-loss of 1e-4, as T5X has it; pieces of the
-training text, with [CLS] and [MASK], which no row has.
+average, 568 tokens of text in 512 slots and their spans in 114, 1M steps of 2,048 rows,
+Adafactor, dropout 0.1; SentencePiece, 32,000 pieces and 100 sentinels. T5 1.1
+(v1_1_SIZE): a gated MLP, a separate matrix before the softmax, no dropout. ARG: small,
+base, large, v1_1_base, v1_1_large, v1_1_xl, v1_1_xxl; tiny, mini, v1_1_mini (not
+published: 128 rows, 100,000 steps, a rate of 3e-2); smoke.
 
-UL2's seven ways of hiding spans: objective=
+Differences: the rate falls linearly from 1e-2, after a warm-up of 1% (there it is 1e-2
+for 10,000 steps, then 1 over the root of the step); a z-loss of 1e-4, as in T5X; the
+vocabulary is trained on the training text and has [CLS] and [MASK], which no row uses.
+
+UL2's seven denoisers: objective=
 denoise:target=spans,density=0.15/0.15/0.5/0.5/0.15/0.5/0.25,mean=3/8/3/8/64/64/9999
 """
 
@@ -47,6 +48,7 @@ def get_config(arg: str | None = None):
         config.optim.lr = 3e-2
     if smoke:
         config = c.make_smoke(config)
-        config.optim.name = "adamw"  # learns sooner, in each of a few steps
-        config.optim.rates = "embeddings:10"  # scaled down before the softmax
+        config.optim.name = "adamw"  # faster than Adafactor in a few steps
+        # the tied embeddings are scaled down before the softmax
+        config.optim.rates = "embeddings:10"
     return config

@@ -4,12 +4,14 @@
 Bao et al. 2020 (arXiv 2002.12804), section 4: 12 layers of 768, 512 tokens, batch
 7,680, 500k steps, Adam 6e-4 (0.9, 0.98), eps 1e-6, warm-up 24k, decay 0.01, dropout
 0.1; uncased WordPiece, 30,522 pieces; 15% of the tokens in blocks, 40% of which have 2
-to 6 tokens. The code of its pretraining is unpublished. ARG: a size, or smoke. Ours:
-data.length counts the slots of a row, copies included. Of 640 there are 492 for text;
-512 tokens of text take 666 slots, which is no multiple of 128, as TPU kernels want it.
-The table of positions has a row a slot, of which text uses the first 492. A row is full
-sentences of one text or several. Theirs adds relative positions in buckets to scores:
-model.relative_attention_num_buckets=32 does, without the fused kernel.
+to 6 tokens. The code of its pretraining is unpublished. ARG: a size, or smoke.
+
+Differences: data.length counts all slots of a row, including copies. Of 640 slots
+492 are for text; 512 tokens of text would need 666 slots, which is not a multiple
+of 128, as TPU kernels want. The position table has one row per slot, and text uses
+the first 492. A row is full sentences of one or several texts. Theirs adds
+bucketed relative positions to the scores; model.relative_attention_num_buckets=32
+does so, without the fused kernel.
 """
 
 from bertjax import config as c

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configs: every key, its default, and how a command line changes it.
+"""Config keys, their defaults, and overrides from the command line.
 
-What config files are written with: `from bertjax import config as c`.
+Config files import it as `from bertjax import config as c`.
 """
 
 from bertjax.config.arguments import load_config

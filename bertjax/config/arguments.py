@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the --config arguments of a command line: the file, and its overrides."""
+"""Find a command line's --config arguments: the file and its overrides."""
 
 import inspect
 import os
@@ -14,22 +14,23 @@ from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError, registry
 
-# Numbers as absl takes none, and ramps of mask rates: 1e6, 0.3:0.15.
+# Values that absl does not parse itself: 1e6, and ramps of mask rates (0.3:0.15).
 WRITTEN = re.compile(r"\d+\.?\d*([eE]\+?\d+|:[\d.]+)$")
 
 
 def find_config(path: str) -> str:
-    """Return the file of "configs/x.py:ARG", or of a name shipped in the package.
+    """Find the file of "configs/x.py:ARG", or of a config shipped with the package.
 
     Raises UserError when there is none.
     """
     file, colon, arg = os.path.expanduser(path).partition(":")
     package = Path(__file__).parents[1]
     shipped = package / "configs"
-    if not shipped.is_dir():  # a checkout; beside an installed package lie others'
+    # a checkout; an installed package has foreign configs beside it
+    if not shipped.is_dir():
         shipped = package.parent / "configs"
     for folder in (Path(), shipped):
-        if os.path.isfile(folder / file):  # False of a name that is too long
+        if os.path.isfile(folder / file):  # False for names that are too long
             return f"{folder / file}{colon}{arg}"
     known = [p for p in shipped.rglob("*.py") if p.stem != "__init__"]
     names = [p.relative_to(shipped).as_posix() for p in known]
@@ -42,10 +43,10 @@ def find_config(path: str) -> str:
 
 
 def load_config(path: str) -> ConfigDict:
-    """Return what --config=PATH gives, without overrides.
+    """Load the config that --config=PATH names, without overrides.
 
     path: "my/config.py:ARG", or a file shipped in the package, "bert.py:mini". Raises
-    UserError when there is none, and where the file does not give a ConfigDict.
+    UserError when there is no such file or it does not return a ConfigDict.
     """
     path = str(path)
     file, colon, arg = find_config(path).partition(":")
@@ -61,7 +62,10 @@ def load_config(path: str) -> ConfigDict:
 
 
 def check_type(path: str, config: Any) -> ConfigDict:
-    """Return what get_config of --config=PATH returned; UserError: no ConfigDict."""
+    """Return the result of get_config for --config=PATH.
+
+    Raises UserError if it is not a ConfigDict.
+    """
     if not isinstance(config, ConfigDict):
         raise UserError(
             f"--config={path}: get_config must return a ConfigDict, and returned "
@@ -71,9 +75,9 @@ def check_type(path: str, config: Any) -> ConfigDict:
 
 
 def part_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Part the arguments into those that name a config or change its keys and others.
+    """Separate the arguments that name a config or change its keys from the others.
 
-    --config FILE is returned as --config=FILE, which is then easily found.
+    "--config FILE" is returned as "--config=FILE", which is easier to find.
 
     >>> part_arguments(["--config.data.packed", "--n", "3", "--config.seed", "-3"])
     (['--config.data.packed', '--config.seed', '-3'], ['--n', '3'])
@@ -95,7 +99,7 @@ def part_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def config_first(argv: list[str]) -> list[str]:
-    """Put --config=FILE before its overrides, and whole numbers as absl takes them."""
+    """Put --config=FILE before its overrides; write whole numbers as absl expects."""
     first, rest = [], []
     while argv:
         arg = argv.pop(0)
@@ -113,9 +117,9 @@ def config_first(argv: list[str]) -> list[str]:
             arg = f"{match[1]}{int(float(match[2]))}"
         match = re.fullmatch(r"(--?config\.data\.mask_rate=)(.*)", arg)
         if match and not match[2]:
-            arg += "None"  # empty, where the config file gives a rate
+            arg += "None"  # empty: clears a rate of the config file
         elif match and not re.fullmatch(r"[\d.eE+-]+|None", match[2]):
-            # A ramp: a number or text, as Python has it.
+            # A ramp is passed as a Python string literal.
             arg = f"{match[1]}{match[2]!r}"
         rest.append(arg)
     return first + rest

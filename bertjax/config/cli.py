@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a command: its exit status, and what it prints for people."""
+"""Run a command, print for people, and set its exit status."""
 
 import os
 import re
@@ -10,12 +10,12 @@ from bertjax import RunError, UserError, registry
 
 
 def say(text: str) -> None:
-    """Speak on stderr: stdout belongs to results."""
+    """Print to stderr; stdout is for results."""
     print(text, file=sys.stderr, flush=True)
 
 
 def why_no_memory(error: Exception) -> str:
-    """Return jax's words where a device has too little memory, "" of other errors.
+    """Return jax's message if a device ran out of memory, "" for other errors.
 
     >>> class JaxRuntimeError(RuntimeError): pass
     >>> why_no_memory(JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory: 9 GiB.\\nA"))
@@ -29,12 +29,12 @@ def why_no_memory(error: Exception) -> str:
 
 
 def command(main: Callable[[Sequence[str]], int | None]) -> None:
-    """Run a command and leave with its status; a UserError, and whatever a part from
-    outside raises, is one line and status 2.
+    """Run a command and exit with its status.
 
-    Its output is UTF-8, as its files are, whatever the terminal's encoding is.
+    A UserError, and any exception that a plug-in raises, is printed as one line with
+    status 2. Output is UTF-8, like the files, whatever the terminal's encoding is.
     """
-    # A directory's name may be no text.
+    # A directory's name may not be valid text.
     sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
         status = main(sys.argv[1:]) or 0
@@ -59,5 +59,5 @@ def command(main: Callable[[Sequence[str]], int | None]) -> None:
         status = 2
     sys.stdout.flush()
     sys.stderr.flush()
-    # Threads of tf.data and of a library import may still run: nothing is left to do.
+    # Threads of tf.data and of imported libraries may still run; nothing is left to do.
     os._exit(status)

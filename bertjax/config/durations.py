@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Durations: one of steps, epochs, examples, tokens, percent."""
+"""Durations in one of steps, epochs, examples, tokens, percent."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,9 +12,9 @@ UNITS = dict(steps=int, epochs=float, examples=int, tokens=int, percent=float)
 
 
 def duration(**given: float) -> ConfigDict:
-    """Make a duration: one of steps, epochs, examples, tokens, percent (of the run).
+    """Build a duration in one of steps, epochs, examples, tokens, percent (of the run).
 
-    Raises UserError for another unit, and for what is no number of it.
+    Raises UserError for an unknown unit and for a value that is not such a number.
     """
     numbers = {unit: _number(unit, value) for unit, value in given.items()}
     return ConfigDict({u: numbers.get(u, placeholder(t)) for u, t in UNITS.items()})
@@ -34,7 +34,7 @@ def _number(unit: str, value: Any) -> float:
 
 
 def durations(config: ConfigDict, prefix: str = "") -> dict[str, ConfigDict]:
-    """Find every duration of a config by its dotted name."""
+    """Find every duration of a config, by its dotted name."""
     by_name = {}
     for key, value in config.items():
         if isinstance(value, ConfigDict):
@@ -46,7 +46,7 @@ def durations(config: ConfigDict, prefix: str = "") -> dict[str, ConfigDict]:
 
 
 def resolve_durations(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
-    """Let a unit given on the command line clear the others; two are an error."""
+    """Let a unit given on the command line replace the others; refuse two units."""
     for name, value in durations(config).items():
         given = [u for u in UNITS if f"{name}.{u}" in overrides]
         if given:
@@ -64,7 +64,7 @@ def resolve_durations(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
 
 
 def unit_of(config: ConfigDict, name: str) -> tuple[str, float]:
-    """Return the one unit of a resolved duration and its number."""
+    """Return the unit of a resolved duration, and its number."""
     value = durations(config)[name]
     unit = next(u for u in UNITS if value[u] is not None)
     return unit, value[unit]

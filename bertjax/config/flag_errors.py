@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong with a command's flags or its config file, in a line."""
+"""Describe in one line what is wrong with a command's flags or its config file."""
 
 import os
 import re
@@ -16,8 +16,8 @@ from bertjax.config.durations import UNITS, durations
 from bertjax.config.schema import base
 from bertjax.config.serialize import flatten
 
-# Our keys and flags -> what Hugging Face, T5X, fairseq and Google's BERT call them.
-# Behind a semicolon: what our number means, where theirs means something else.
+# Our keys and flags -> their names in Hugging Face, T5X, fairseq and Google's BERT.
+# After a semicolon: what our number means where theirs means something else.
 OURS = {
     "optim.lr": "learning_rate peak_learning_rate",
     "optim.wd": "weight_decay",
@@ -61,7 +61,7 @@ KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
 def explain(error: Exception, argv: Sequence[str], values: flags.FlagValues) -> str:
-    """Name the flag at fault, or FILE:LINE of the config; values: the known flags."""
+    """Name the faulty flag, or FILE:LINE of the config; values: the known flags."""
     given = (a.split("=", 1)[1] for a in argv if re.match("--?config=", a))
     config = next(given, "")
     file = config.partition(":")[0]
@@ -85,7 +85,7 @@ def explain(error: Exception, argv: Sequence[str], values: flags.FlagValues) -> 
             load_config(config)
     except UserError as e:
         return _line(e)
-    except Exception:  # not the file's fault, as its lines say
+    except Exception:  # the file is not at fault, as its lines show
         pass
     if isinstance(error, (AttributeError, KeyError)):
         return _unknown_key(error, argv)
@@ -106,7 +106,7 @@ def _line(error: BaseException) -> str:
 
 
 def _unknown_key(error: Exception, argv: Sequence[str]) -> str:
-    """Name the flag whose key no config has, and the keys there are beside it."""
+    """Name the flag with an unknown key, and the known keys at that level."""
     for arg in argv:
         flag, _, value = arg.partition("=")
         command, *names = flag.lstrip("-").split(".")
@@ -123,7 +123,8 @@ def _unknown_key(error: Exception, argv: Sequence[str]) -> str:
 
 
 def suggest(name: str, value: str = "") -> str:
-    """Suggest the one key that has another library's name, or a last part, or "".
+    """Suggest our key for another library's name or for a
+    key's last part, or return "".
 
     >>> suggest("num_train_epochs", "3")
     '; did you mean --config.total.epochs=3?'
@@ -145,14 +146,14 @@ def suggest(name: str, value: str = "") -> str:
 
 
 def duration_flag(flag: str, value: str) -> str:
-    """Write a duration's flag with a unit, and name the other units."""
+    """Write a duration flag with a unit, and name the other units."""
     number = value if re.fullmatch(r"[\d.]+", value) else "N"
     others = ", ".join(f".{unit}" for unit in [*UNITS][1:])
     return f"{flag}.steps={number}, or {others} for .steps"
 
 
 def _wrong_value(error: Exception, values: flags.FlagValues) -> str:
-    """Say which kind of value a flag takes; a duration and a group take none."""
+    """Say what kind of value a flag expects; a duration or a group expects none."""
     line = _line(error)
     match = re.match(r"flag --([\w.]+)=(.*?): ", line)
     if not match:
@@ -171,5 +172,5 @@ def _wrong_value(error: Exception, values: flags.FlagValues) -> str:
     if kind and re.search("invalid literal|could not convert|Non-boolean", line):
         what = f": {values[name].help}" * (name == key)  # a command's own flag
         return f"{flag}: {value!r} is not {kind}{what}"
-    # absl leaves the article out: "2 is not integer >= 3".
+    # absl omits the article: "2 is not integer >= 3".
     return line.removeprefix("flag ").replace(" is not integer", " is not an integer")

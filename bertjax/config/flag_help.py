@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flags of a command: a table of them, and what --help prints."""
+"""Define a command's flags from a table, and write its --help."""
 
 import textwrap
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ from absl import flags
 
 
 class Flag(NamedTuple):
-    """A flag: its help, its default, and the ends of what a number may be.
+    """A flag: its help, its default, and the bounds of a number.
 
-    kind: its type, where it has no default that says it and takes no text. A tuple is
-    of a flag that can be repeated, a list has commas.
+    kind: its type, needed if there is no default and it is not text. A tuple as default
+    makes a flag that can be repeated, a list one with comma-separated values.
     """
 
     help: str
@@ -36,7 +36,7 @@ DEFINE = {
     tuple: flags.DEFINE_multi_string,
 }
 
-# Flags that several commands have.
+# Flags that several commands share.
 SHARED = {
     "model": Flag("a workdir, one of its checkpoints, or a Hugging Face directory"),
     "workdir": Flag("directory of the run"),
@@ -61,7 +61,7 @@ WIDTH, COLUMN = 79, 26
 
 
 def shared(*names: str) -> Table:
-    """Return those of SHARED."""
+    """Return the named flags of SHARED."""
     return {name: SHARED[name] for name in names}
 
 
@@ -77,7 +77,7 @@ def define_flags(table: Table) -> flags.FlagValues:
 
 
 def describe(doc: str, table: Table, with_config: bool) -> str:
-    """Return the text of --help: a line or more for each flag of a table."""
+    """Return the text of --help, with one or more lines for each flag of a table."""
     listed = {**CONFIG} if with_config else {}
     for name, flag in table.items():
         listed[_head(name, flag)] = flag.help + REPEATED * (flag.default == ())

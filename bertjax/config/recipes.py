@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes that config files make to the defaults: sizes, smoke runs, finetuning."""
+"""Apply common changes to the default config: sizes, smoke runs, finetuning."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,10 +18,10 @@ def read_arg(
     family: str = "bert",
     sizes: Mapping[str, Any] | None = None,
 ) -> tuple[str, bool]:
-    """Read a config's ARG ("mini", "smoke", "mini,smoke"): (size, whether smoke).
+    """Read a config's ARG ("mini", "smoke", "mini,smoke") as (size, whether smoke).
 
-    size: without one in ARG. sizes: those that there are, where they are not the
-    family's.
+    size: the size if ARG names none. sizes: the allowed sizes, if they are not those of
+    the family. Raises UserError for other words and for two sizes.
     """
     words = [w for w in (arg or "").split(",") if w]
     sizes = sizes or FAMILIES[family].sizes
@@ -37,7 +37,7 @@ def read_arg(
 def split_arg(
     arg: str | None, names: Sequence[str]
 ) -> tuple[dict[str, str], str | None]:
-    """Part a config's ARG into NAME=VALUE words and the rest: UserError otherwise.
+    """Split a config's ARG into NAME=VALUE words and the rest; raises UserError.
 
     >>> split_arg("task=rte,smoke", ["task"])
     ({'task': 'rte'}, 'smoke')
@@ -50,7 +50,8 @@ def split_arg(
 
 
 def make_smoke(config: ConfigDict) -> ConfigDict:
-    """Shrink a config to seconds on a laptop; everything stays overridable."""
+    """Shrink a config so that it runs in seconds on a
+    laptop; all keys can be overridden."""
     config.batch_size = 8
     config.dtype = "float32"
     config.total = duration(steps=20)
@@ -75,10 +76,10 @@ def finetuning(
     epochs: float = 3,
     length: int = 128,
 ) -> ConfigDict:
-    """Return base() with what finetuning changes; its text is the user's.
+    """Return base() with the usual changes for finetuning; the text is the user's.
 
     Devlin et al. 2019, appendix A.3: batch 32, 3 epochs, warm-up over a tenth of the
-    steps. An evaluation, on all rows, and a checkpoint an epoch.
+    steps. Each epoch ends with an evaluation on all rows and a checkpoint.
     """
     config = base()
     config.data.engine = "python"

@@ -14,8 +14,8 @@ from bertjax.config.schema import base, power_in_effect
 from bertjax.models.config import RUNTIME
 from bertjax.models.families import in_effect
 
-# What may differ between a workdir's config and the command's: where and how, not
-# what. Data is compared by content (run.json), not by the spelling of its path.
+# Keys that may differ between the workdir's config and the command's: they say where
+# and how to run, not what. Data is compared by content (run.json), not by its path.
 NOT_COMPARED = re.compile(
     r"(log|checkpoint|profile|mesh|hosts)\..*|eval\.every\..*"
     rf"|model\.({'|'.join(RUNTIME)})"
@@ -42,10 +42,10 @@ def to_json(config: ConfigDict) -> str:
 
 
 def from_json(text: str, where: Any = "a run") -> ConfigDict:
-    """Read a config back; keys of a later version than its own keep their defaults.
+    """Read a config back; keys that its version did not have get their defaults.
 
-    where: of the config, which begins messages. Raises UserError where its model has
-    keys that are not known here: it would be another model without them.
+    where: the origin of the config, for messages. Raises UserError if its model has
+    keys that this version does not know: without them it would be another model.
     """
     config, stored = base(), json.loads(text)
     for key in sorted(stored.get("model", {}).keys() - config.model.keys()):
@@ -55,15 +55,16 @@ def from_json(text: str, where: Any = "a run") -> ConfigDict:
         )
     optim = stored.get("optim", {})
     if "average" not in optim and optim.get("schedule") == "wsd":
-        # Of a version whose wsd had no optim.power: all recorded polynomial's 1.0.
+        # Written by a version whose wsd had no optim.power and
+        # recorded 1.0 for all schedules.
         optim["power"] = None
     config.update(config_dict.ConfigDict(stored))
     return config
 
 
 def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a flat config in which empty keys of the model and optim.power have
-    their values."""
+    """Fill the empty model keys and optim.power of a flat config
+    with the values they stand for."""
     part = {k[6:]: v for k, v in config.items() if k.startswith("model.")}
     filled = {f"model.{k}": v for k, v in in_effect(part).items()}
     if "optim.power" in config:
@@ -73,8 +74,11 @@ def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the keys of flat configs that differ in effect, sorted; of models tiny and
-    mini `model.size` alone."""
+    """Return the keys of flat configs that differ in effect, sorted.
+
+    Of two models that are given by size, such as tiny and
+    mini, only `model.size` is listed.
+    """
     whole = [with_defaults(config) for config in configs]
 
     def differ(key: str, among: Sequence[Mapping[str, Any]]) -> bool:
@@ -88,7 +92,7 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
-    """List what differs and matters: "optim.lr: 0.0001 -> 0.5"."""
+    """List the differences that matter, as "optim.lr: 0.0001 -> 0.5"."""
     flat = flatten(old), flatten(new)
     a, b = map(with_defaults, flat)
     keys = [key for key in differing(flat) if not NOT_COMPARED.fullmatch(key)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choose among continuations or answers: multiple choice. A table in, a model out.
+"""Choose among continuations or answers: multiple choice from a table.
 
 Devlin et al. 2019, section 4.4 (SWAG): 3 epochs, batch 16, Adam at 2e-5. ARG: a size,
 smoke, and task=NAME: swag, hellaswag, race or copa. Otherwise
@@ -7,6 +7,7 @@ smoke, and task=NAME: swag, hellaswag, race or copa. Otherwise
   --config.init_from=DIR --config.data.train=train.jsonl --config.data.valid=dev.jsonl
   --config.task.text=COLUMN --config.task.choices=COLUMN,... --config.task.label=COLUMN
   [--config.task.text_pair=COLUMN], a question that stands before each choice
+[--config.task.text_pair=COLUMN], a question that comes before each choice
 """
 
 from bertjax import config as c

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classify texts or pairs of texts, or score them: a table in, a model out.
+"""Classify or score texts or pairs of texts from a table.
 
 Devlin et al. 2019, section 4.1 and appendix A.3: batch 32, 3 epochs, 128 tokens, Adam
 at one of 2e-5 to 5e-5, warm-up over a tenth of the steps. ARG: a size, smoke, and

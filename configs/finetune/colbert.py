@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find passages by a vector of every token, compared late (ColBERT): pairs in, a model
-whose score of a passage is MaxSim.
+"""Find passages by late interaction of token vectors (ColBERT), trained on pairs.
 
-Vectors have task.embedding_size numbers; scores are sums of cosines, which
-task.temperature divides. ARG: a size, smoke, and task=beir or msmarco, which say the
-metrics.
+The score of a passage is MaxSim: sums of cosines of token vectors, divided by
+task.temperature. Vectors have task.embedding_size numbers. ARG: a size, smoke, and
+task=beir or msmarco, which set the metrics.
 
   --config.init_from=DIR --config.data.train=FOLDER --config.data.valid=FOLDER
 
-FOLDER is of BEIR's layout, or a table of pairs, as of retrieve.py.
+FOLDER is in BEIR's layout; or give a table of pairs, as for retrieve.py.
 """
 
 from bertjax import config as c

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write answers out of passages that a retriever found: retrieval-augmented generation.
+"""Write answers from passages that a retriever found: retrieval-augmented generation.
 
-Lewis et al. 2020 (RAG, arXiv 2005.11401): a generator learns the marginal likelihood of
-a target over task.passages passages, of which task.marginal=sequence takes one for a
-whole target, and token one for each of its tokens. The retriever stays as it is. ARG: a
-size, smoke.
+Lewis et al. 2020 (RAG, arXiv 2005.11401): a generator maximizes the marginal likelihood
+of a target over task.passages passages. With task.marginal=sequence one passage
+explains a whole target, with token one explains each of its tokens. The retriever does
+not train. ARG: a size, smoke.
 
   bertjax.embed   --model=RETRIEVER --text=corpus.jsonl --index=INDEX
   bertjax.predict --model=RETRIEVER --index=INDEX --input=asked.json --out=found.jsonl
   bertjax.train   --config=finetune/rag.py --config.init_from=DIR
                   --config.data.train=found.jsonl --config.data.valid=dev.jsonl
 
-DIR is BART's or T5's, or any masked or causal LM, as of finetune/seq2seq.py. With
---config.task.index=INDEX, of vectors that DIR's encoder made, data.train has questions
-and answers alone: each step finds its passages, and what finds them learns too.
+DIR is BART's or T5's, or any masked or causal LM, as for finetune/seq2seq.py. With
+--config.task.index=INDEX, whose vectors DIR's encoder made, data.train has only
+questions and answers: each step retrieves its passages, and the retriever trains too.
 """
 
 from bertjax import config as c

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answer questions out of a collection: passages that a retriever found are read, and
-what finds them and what reads them learn together.
+"""Train retriever and reader together to answer questions from a collection.
 
 REALM's and ORQA's marginal likelihood over the spans of task.passages passages (Guu et
 al. 2020, arXiv 2002.08909; Lee et al. 2019). ARG: a size, smoke.
@@ -10,8 +9,8 @@ al. 2020, arXiv 2002.08909; Lee et al. 2019). ARG: a size, smoke.
   bertjax.train   --config=finetune/read.py --config.init_from=DIR
                   --config.data.train=found.jsonl --config.task.index=INDEX
 
-Without task.index the retriever stays as it is, and passages have the scores of the
-file. docs/retrieval.md goes through all of it.
+Without task.index the retriever does not train, and passages keep the scores of the
+file. docs/retrieval.md walks through all of it.
 """
 
 from bertjax import config as c

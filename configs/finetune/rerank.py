@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Order passages that a search has found, by reading each together with the query (a
-cross-encoder): pairs in, a model that scores.
+"""Rerank passages that a search found, each read together with the query.
 
-A query is learnt with a passage that answers it and task.negatives others: those that
-data.train gives (bertjax.evaluate --what=retrieval --mine=FILE finds hard ones), then
-some of the collection. ARG: a size, smoke, and task=beir or msmarco, which say the
-metrics.
+This cross-encoder trains each query with one passage that answers it and task.negatives
+others: first those that data.train lists (bertjax.evaluate --what=retrieval --mine=FILE
+finds hard ones), then some of the collection. ARG: a size, smoke, and task=beir or
+msmarco, which set the metrics.
 
   --config.init_from=DIR --config.data.train=mined.jsonl --config.data.valid=FOLDER
 
-Tables have the columns query, positive and, if any, negatives; FOLDER is of BEIR's
-layout.
+Tables have the columns query, positive and optionally
+negatives; FOLDER is in BEIR's layout.
 """
 
 from bertjax import config as c

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find passages by sparse vectors over the vocabulary (SPLADE): pairs in, a model
-whose vectors an inverted index holds.
+"""Find passages by sparse vectors over the vocabulary (SPLADE), trained on pairs.
 
-The masked-LM head makes the weights, so begin with a model that has one. The
-regularisers' factors are task.query_flops and task.passage_flops: larger ones leave
-fewer weights, as splade_query_active and splade_passage_active in metrics.jsonl say.
-ARG: a size, smoke, and task=beir or msmarco, which say the metrics.
+The vectors suit an inverted index. The masked-LM head computes the weights, so start
+from a model that has one. task.query_flops and task.passage_flops are the regularizers'
+factors: larger ones leave fewer weights, which metrics.jsonl counts as
+splade_query_active and splade_passage_active. ARG: a size, smoke, and task=beir or
+msmarco, which set the metrics.
 
   --config.init_from=DIR --config.data.train=FOLDER --config.data.valid=FOLDER
 
-FOLDER is of BEIR's layout, or a table of pairs, as of retrieve.py.
+FOLDER is in BEIR's layout; or give a table of pairs, as for retrieve.py.
 """
 
 from bertjax import config as c

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tag words, with named entities for instance: files of columns in, a model out.
+"""Tag words, for instance with named entities, from files of columns.
 
 Devlin et al. 2019, section 5.3 (the first piece of each word, no CRF) with the
 settings of appendix A.3: batch 32, 3 epochs, Adam at 5e-5, warm-up over a tenth of the
-steps. Take a cased vocabulary where names are looked for. ARG: a size, smoke, and
-task=conll2003, which TensorFlow Datasets has. Otherwise
+steps. Use a cased vocabulary for names. ARG: a size, smoke, and task=conll2003 from
+TensorFlow Datasets. Otherwise
 
   --config.init_from=DIR --config.data.train=train.bio --config.data.valid=dev.bio
 
