@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """bertjax: pretrain, evaluate and use masked language models in JAX.
 
-`load` opens a model and `fit` trains one; importing the package loads neither jax nor
-numpy.
+`load` opens a model and `fit` trains one. Importing the
+package loads neither jax nor numpy.
 """
 
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ class UserError(Exception):
 
 
 class RunError(Exception):
-    """A run cannot go on, through no fault of its input: one clear line, status 1."""
+    """A run cannot continue, but its input is not at fault: one line, status 1."""
 
 
 def counted(n: int, one: str, many: str = "") -> str:
-    """Write a number of things; many: of more than one, where it is not one + "s".
+    """Write a count with its noun; `many` is the plural where it is not `one` + "s".
 
     >>> counted(1, "row has", "rows have"), counted(2000, "row")
     ('1 row has', '2,000 rows')
@@ -37,7 +37,7 @@ def counted(n: int, one: str, many: str = "") -> str:
 
 
 def join_names(names: Sequence[str], most: int = 3) -> str:
-    """Name things, of more than `most` the first ones.
+    """List names with commas, but at most the first `most` of them.
 
     >>> join_names(["a", "b"]), join_names(["a", "b", "c", "d", "e"])
     ('a, b', 'a, b, c and 2 more')
@@ -49,8 +49,8 @@ def join_names(names: Sequence[str], most: int = 3) -> str:
 def load(path: str, dtype: str = "float32", weights: str = "") -> "Model":
     """Open a model: a workdir, one of its checkpoints, or a Hugging Face directory.
 
-    dtype: what it computes in. weights: "raw", "ema", or "" for the moving average
-    where the run has one. Raises UserError where `path` is no model.
+    dtype: the type that it computes in. weights: "raw", "ema", or "" for the moving
+    average if the run has one. Raises UserError if `path` is not a model.
 
     >>> model = bertjax.load("runs/quickstart")
     >>> model.fill_mask("This function returns a [MASK] of strings.")
@@ -61,11 +61,12 @@ def load(path: str, dtype: str = "float32", weights: str = "") -> "Model":
 
 
 def fit(config: Any, workdir: str, *, allow_config_change: bool = False) -> int:
-    """Train to the end of a config, from where the workdir stands: `bertjax.train`.
+    """Train to the end of a config, resuming what
+    `workdir` holds, like `bertjax.train`.
 
-    config: a ConfigDict, as a config file's get_config returns it. Returns 0. An
-    interrupt (KeyboardInterrupt) ends it as it stands; the same call goes on from the
-    last checkpoint. Raises UserError and RunError, whose text is what the command says.
+    config: a ConfigDict, such as a config file's get_config returns. Returns 0. After
+    an interrupt (KeyboardInterrupt) the same call resumes from the last checkpoint.
+    Raises UserError and RunError, with the command's messages.
     """
     from bertjax import api
 

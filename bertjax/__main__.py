@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands: python -m bertjax COMMAND, or bertjax COMMAND, is bertjax.COMMAND."""
+"""Run the commands: `python -m bertjax NAME` or `bertjax NAME` runs bertjax.NAME."""
 
 import os
 import runpy
@@ -29,7 +29,7 @@ COMMANDS = {
 
 
 def main() -> int:
-    """Run the command that the command line names; returns the exit status."""
+    """Run the command that the command line names, and return its exit status."""
     name, *rest = sys.argv[1:] or ["--help"]
     if name == "--version":
         print(__version__)
@@ -45,7 +45,7 @@ def main() -> int:
         return 2
     sys.argv = [sys.argv[0], *rest]
     if os.getcwd() not in sys.path:
-        # As python -m has it, so that maskers and heads of one's own are found.
+        # As with python -m, so that the user's own maskers and heads are found.
         sys.path.insert(0, os.getcwd())
     runpy.run_module(f"bertjax.{name}", run_name="__main__", alter_sys=True)
     return 0

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models in Python: what `bertjax.load` returns, with the same results as the commands.
+"""Models in Python, as `bertjax.load` returns them, with the results of the commands.
 
-The methods are thin: the functions beneath are those of inference/ and scoring/.
+The methods are thin: functions of inference/ and scoring/ do the work.
 """
 
 import functools
@@ -35,7 +35,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def check_arguments(method: F) -> F:
-    """Refuse what is no number or path, and name arguments in errors as Python does."""
+    """Check numbers and paths, and name arguments, not flags, in error messages."""
     signature = inspect.signature(method)
 
     @functools.wraps(method)
@@ -52,7 +52,7 @@ def check_arguments(method: F) -> F:
                 raise UserError(f"{name}={value!r} must be a path")
         try:
             return method(*args, **kwargs)
-        except UserError as e:  # flags are arguments here
+        except UserError as e:  # its message names flags, which are arguments here
             text = re.sub(r"(?<!\S)--(?=\w+(?![\w-]))", "", str(e))
             raise UserError(text) from None
 
@@ -60,7 +60,7 @@ def check_arguments(method: F) -> F:
 
 
 def check_texts(texts: Any) -> list[str]:
-    """Return texts as a list. Raises UserError for one string, and for other things."""
+    """Return texts as a list. Raises UserError for one string, and for non-strings."""
     if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
         raise UserError(f"texts={texts!r:.60} must be a list of strings")
     for text in (found := list(texts)):
@@ -71,7 +71,7 @@ def check_texts(texts: Any) -> list[str]:
 
 
 def check_prompts(prompts: Any) -> list[Any]:
-    """Return prompts as a list, texts and objects of texts: UserError."""
+    """Return prompts (strings or objects of strings) as a list. Raises UserError."""
     if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
         raise UserError(f"texts={prompts!r:.60} must be a list of strings")
     found = list(prompts)
@@ -83,7 +83,7 @@ def check_prompts(prompts: Any) -> list[Any]:
 
 @check_arguments
 def fit(config: Any, workdir: str, allow_config_change: bool) -> int:
-    """Train as `bertjax.fit` says."""
+    """Train as `bertjax.fit` describes."""
     from bertjax.train import train
 
     if not isinstance(config, ConfigDict):
@@ -99,12 +99,12 @@ def fit(config: Any, workdir: str, allow_config_change: bool) -> int:
 class Model(LoadedModel):
     """An open model.
 
-    config: the ConfigDict that it was trained with (an imported model's follows from
-    its own files); cfg: the architecture, an EncoderConfig; tokenizer; meta: what the
-    checkpoint says of itself; params: the parameters, a tree of numpy arrays, read when
-    they are first asked for. Every method computes in `dtype`, float32 unless given.
+    config: the ConfigDict of its training (an imported model's is made from its own
+    files); cfg: the architecture, an EncoderConfig; tokenizer; meta: the checkpoint's
+    metadata; params: the parameters, a tree of numpy arrays, read at first use. Every
+    method computes in `dtype`, float32 by default.
 
-    Texts are strings; what is said of several texts is a list, in their order.
+    Texts are strings. Results for several texts are lists in the order of the texts.
     """
 
     weights: str = ""
@@ -112,7 +112,7 @@ class Model(LoadedModel):
     @classmethod
     @check_arguments
     def open(cls, path: str, dtype: str = "float32", weights: str = "") -> "Model":
-        """Open what `--model` takes. Raises UserError where there is none."""
+        """Open whatever `--model` accepts. Raises UserError if it is not a model."""
         model = cls(*models.open_model(str(path), "path"))
         model.config.dtype = dtype
         model.weights = weights
@@ -122,7 +122,7 @@ class Model(LoadedModel):
 
     @functools.cached_property
     def params(self) -> dict[str, Any]:
-        """The parameters: {"encoder": ..., a head's name: ...}, numpy arrays.
+        """Parameters as numpy arrays: {"encoder": ..., a head's name: ...}.
 
         Layers are stacked on axis 0 (`models/stacked_layers.py`).
         """
@@ -163,11 +163,12 @@ class Model(LoadedModel):
 
     @check_arguments
     def fill_mask(self, texts: str | Sequence[str], top_k: int = 5) -> list[Any]:
-        """Guess the blanks of texts, [MASK] or the tokenizer's own mask token.
+        """Predict the blanks of texts: [MASK], or the tokenizer's own mask token.
 
-        Returns of each text a list a blank of guesses, best first: {"token", "id",
-        "probability", "sequence"}, as `bertjax.fill_mask --json` has them in `masks`;
-        of a single string that list itself. Raises UserError for a text without one.
+        Returns for each text one list per blank, with the best guess first:
+        {"token", "id", "probability", "sequence"}, like `masks` of
+        `bertjax.fill_mask --json`. For a single string it returns the lists of that
+        text. Raises UserError for a text without a blank.
         """
         several = check_texts([texts] if isinstance(texts, str) else texts)
         params, cfg = self._masked_lm
@@ -190,10 +191,10 @@ class Model(LoadedModel):
         max_length: int | None = None,
         batch_size: int = 32,
     ) -> np.ndarray:
-        """Return a vector of each text, f32 [n, D], as `bertjax.embed` writes them.
+        """Return a vector per text, f32 [n, D], equal to those of `bertjax.embed`.
 
-        pooling: "mean", "cls" or "last"; None, as with normalize: what the model was
-        made for.
+        pooling: "mean", "cls" or "last". If it or
+        normalize is None, the model's own way.
         """
         options = self.weights, pooling, normalize, max_length
         embedder = self._once(embed_texts.make_embedder, self, "the model", *options)
@@ -202,7 +203,7 @@ class Model(LoadedModel):
         return embedder.embed(texts, batch_size)[0]
 
     def _once(self, make: Any, *args: Any) -> Any:
-        # What is made holds parameters on the device: one of each kind is kept.
+        # Cached results hold parameters on the device, so keep only one of each kind.
         key = [arg for arg in args if isinstance(arg, (str, int, bool, type(None)))]
         if self._cached.get(make, (None,))[0] != key:
             self._cached[make] = key, make(*args)
@@ -216,12 +217,12 @@ class Model(LoadedModel):
     def make_batch(
         self, texts: Sequence[str], max_length: int | None = None
     ) -> dict[str, np.ndarray]:
-        """Return [CLS] text [SEP] of each text, padded: what `models` functions take.
+        """Return [CLS] text [SEP] of each text, padded, for the functions of `models`.
 
         input_ids       [CLS]  the  cat [SEP] [PAD]      i32 [n, L]
         attention_mask      1    1    1     1     0      i32 [n, L]
 
-        max_length: longer texts are cut; None: the most that the model takes.
+        max_length: longer texts are cut; None: as many tokens as the model accepts.
         """
         longest, tokenizer = max_length or self.cfg.max_length, self.tokenizer
         if longest > self.cfg.max_length:
@@ -251,9 +252,9 @@ class Model(LoadedModel):
     def logits(self, texts: Sequence[str], batch_size: int = 8) -> list[np.ndarray]:
         """Return the masked LM's logits of each text, f32 [length, V] each.
 
-        A text may hold blanks. Those of a causal model, and of masked next-token
-        prediction, are of the next token each.
-        Raises UserError for a model without that head.
+        Texts may have blanks. The logits of a causal model and of masked
+        next-token prediction at each position are for the next token. Raises
+        UserError for a model without that head.
         """
         cfg = self._language_model[1]
         placed = self._placed_language_model
@@ -285,12 +286,12 @@ class Model(LoadedModel):
         variant: str = "original",
         scorer: str | None = None,
     ) -> list[float | None]:
-        """Return the log-likelihood of each text in nats, as `--what=pll` has it.
+        """Return the log-likelihood of each text in nats, as `--what=pll` computes it.
 
-        None where a text is too long or has no token. scorer: "pll", the
-        pseudo-log-likelihood (Salazar et al. 2020), "mntp", "lm" or "elbo" (docs/
-        evaluation.md); None: what the model's objective learns. variant: of pll and
-        mntp, "original" or "within_word" (Kauf and Ivanova 2023).
+        None for a text that is too long or has no token. scorer: "pll", the
+        pseudo-log-likelihood (Salazar et al. 2020), "mntp", "lm" or "elbo"
+        (docs/evaluation.md); None: the one that fits the model's objective. variant:
+        for pll and mntp, "original" or "within_word" (Kauf and Ivanova 2023).
         """
         options = sequence_scorers.Options(variant=pick_variant(variant))
         models.refuse_answers(self, "the model")
@@ -304,15 +305,18 @@ class Model(LoadedModel):
     def generate(
         self, texts: Sequence[str | Mapping[str, str]], **options: Any
     ) -> list[list[dict[str, Any]]]:
-        """Write behind texts, or fill their blanks, as `bertjax.generate` does.
+        """Continue texts, or fill their blanks, as `bertjax.generate` does.
 
-        texts: of a model that was finetuned to write targets the texts, or objects by
-        column, as `predict` takes them; of a model of answers conversations,
-        {"turns": [{"speaker": ..., "text": ...}, ...]}.
-        options: the command's flags of that, max_new_tokens, num_beams, temperature,
-        how, order and others (generation/options.py). Returns of each text its outputs,
-        {"text", "ids", "score"}; score: the sum of ln p of what was written. Raises
-        UserError for options that the model does not read, and texts that are too long.
+        texts: strings. A model that was finetuned to write targets also accepts objects
+        by column, like `predict`; a dialogue model accepts conversations, {"turns":
+        [{"speaker": ..., "text": ...}, ...]}.
+
+        options: the command's flags: max_new_tokens, num_beams, temperature, how, order
+        and others (generation/options.py).
+
+        Returns for each text its outputs, {"text", "ids", "score"}; score is the sum of
+        ln p of the written tokens. Raises UserError for options that the model does not
+        use, and for texts that are too long.
         """
         if unknown := [name for name in options if name not in Options._fields]:
             raise registry.unknown("option", unknown[0], Options._fields)
@@ -331,8 +335,9 @@ class Model(LoadedModel):
     ) -> list[dict[str, Any]]:
         """Answer rows with a finetuned model, as `bertjax.predict` does, in order.
 
-        rows: objects by column, or texts where the model reads a single column. Raises
-        UserError for a model that was not finetuned, and for rows that lack a column.
+        rows: objects by column, or strings if the model reads a single
+        column. Raises UserError for a model that was not finetuned, and
+        for rows without a needed column.
         """
         model = self._finetuned
         several = isinstance(rows, Iterable) and not isinstance(rows, str | Mapping)
@@ -348,7 +353,7 @@ class Model(LoadedModel):
     def save(self, directory: str, format: str = "hf") -> None:
         """Write the model as a new directory: "hf" for transformers, or "bertjax".
 
-        Raises UserError where the directory exists already.
+        Raises UserError if the directory exists already.
         """
         save_model(
             str(directory), format, self, lambda: self.params, ("directory", "format")

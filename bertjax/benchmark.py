@@ -2,15 +2,15 @@
 """Measure a config: python -m bertjax.benchmark --config=... --what=step|input|loop|...
 
 step       one update on synthetic full rows; needs no data
-input      the host's batch function, and masking alone; a made-up text if there is none
+input      the host's batch function, and masking alone; on made-up text by default
 loop       bertjax.train itself, without checkpoints, against its own bare step
 packing    one update on rows of data.train, padded and packed alternately
 plan       planning `--sequences` sequences of made-up lengths
 fill_mask  latency of one text of 32 and of 128 tokens, with random parameters
-generate   batch_size prompts of half of data.length, and as many new tokens, greedily
+generate   batch_size prompts of half of data.length, continued greedily to its end
 
-`--peer=FILE` measures against another program (measuring/alternate.py), whose
-arguments stand behind it: `--peer='tests/peers/hf_mlm.py --compile'`.
+`--peer=FILE` measures against another program (measuring/alternate.py); its arguments
+follow the file's name: `--peer='tests/peers/hf_mlm.py --compile'`.
 """
 
 import functools

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make a model small after training: prune or quantise it, layer by layer.
+"""Make a trained model smaller: prune or quantize it, layer by layer.
 
 python -m bertjax.compress --model=DIR --out=DIR --method=sparsegpt --text=FILES
-... --sparsity=0.5         of each matrix half of the weights, or 2:4, two of four
-... --method=gptq --bits=4 --text=FILES      quantise to 8, 4 or 3 bits
+... --sparsity=0.5         prune half of each matrix's weights; 2:4: two of every four
+... --method=gptq --bits=4 --text=FILES      quantize to 8, 4 or 3 bits
 ... --method=magnitude, or rtn               reads no text
-... --recover_minutes=10   then the model learns from the dense one, on --text
+... --recover_minutes=10   then train it on --text with the dense model as teacher
 ... --table=FILE.md --evaluate="--what=mlm --text=FILES" --metric=mlm_loss
-                           the grid of methods, each scored, as a Markdown table;
-                           --method, --sparsity and --bits may have commas then
+                           try a grid of methods, score each, write a Markdown table;
+                           --method, --sparsity and --bits accept several, with commas
 
-sparsegpt, wanda and magnitude prune; gptq, awq and rtn (round to nearest) quantise.
-DIR is a workdir that every command reads, its weights in float32; packed.safetensors in
-it has the same weights in few bytes (docs/compression.md).
+sparsegpt, wanda and magnitude prune; gptq, awq and rtn (round to nearest) quantize.
+DIR is a workdir for all other commands, with float32 weights; its packed.safetensors
+has the same weights in few bytes (docs/compression.md).
 """
 
 import json
@@ -75,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the command. Raises UserError, and Stopped when a signal came."""
+    """Run the command; raise UserError, and Stopped after a signal."""
     args = command_line.parse(argv, FLAGS, __doc__, needs_config=False)
     if not args.model:
         raise UserError("--model is missing: what to compress")
@@ -103,8 +103,10 @@ def run(argv: Sequence[str]) -> int:
 
 
 def open_compressor(args: Any, recipes: Sequence[Any]) -> Any:
-    """Open the model and read the texts, once; returns compress(recipe), which yields
-    the Small that the recipe makes, and then what that recovers to, if it does."""
+    """Open the model and read the texts once; return compress(recipe).
+
+    compress yields the Small of a recipe and, with recovery, the recovered one.
+    """
     calibrated = [r.method for r in recipes if r.calibrated]
     if calibrated and not args.text:
         raise UserError(f"--text is missing: {calibrated[0]} is calibrated on texts")
@@ -129,7 +131,7 @@ def open_compressor(args: Any, recipes: Sequence[Any]) -> Any:
     check_model(opened.cfg, f"--model={args.model}")
     if recovery:
         recover.check_recovery(opened, recovery)
-        StopCommand().install()  # then what it has on disk is removed
+        StopCommand().install()  # on a signal, remove the files written so far
     from bertjax.compression.calibration import read_calibration
     from bertjax.compression.write_model import make_small
 
@@ -150,7 +152,7 @@ def open_compressor(args: Any, recipes: Sequence[Any]) -> Any:
 
 
 def describe(done: dict[str, Any]) -> list[str]:
-    """Say what was done, for people."""
+    """Describe the result for people."""
     what = f"{done['sparsity']:.2%} of the layers' weights are 0"
     if done["bits"]:
         what = f"{done['bits']} bits, groups of {done['group_size']}"
@@ -181,7 +183,7 @@ def describe(done: dict[str, Any]) -> list[str]:
 
 
 def write_table(args: Any) -> int:
-    """Compress by a grid of methods, score each, write the table."""
+    """Compress by a grid of methods, score each model, write the table."""
     from bertjax.compression import grid_table
 
     out = atomic.check_out(args.table, "--table", ".md")
@@ -199,7 +201,7 @@ def write_table(args: Any) -> int:
     model = open_models.at_step(args.model, args.step)
     how = args.evaluate, metrics, args.out, cli.say, args.weights
     for rows in grid_table.run_grid(model, recipes, compress, *how):
-        table = "\n".join(grid_table.markdown(rows))  # what there is so far
+        table = "\n".join(grid_table.markdown(rows))  # the rows so far
         atomic.write_file(out, f"{table}\n", f"--table={args.table}")
     print(json.dumps(rows) if args.json else table)
     return 0

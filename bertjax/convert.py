@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face's directories to ours and back, and files for serving, without torch
-and transformers.
+"""Convert Hugging Face directories to ours and back, and export files for serving.
 
-python -m bertjax.convert --from=HF_DIR --to=DIR                 what --model takes
-... --from=TF1_DIR         one of Google's checkpoints of BERT, ALBERT, ELECTRA
+python -m bertjax.convert --from=HF_DIR --to=DIR                 a model for --model
+... --from=TF1_DIR         a checkpoint of Google's BERT, ALBERT or ELECTRA
 python -m bertjax.convert --from=WORKDIR_OR_DIR --to=HF_DIR --format=hf
-... --format=stablehlo     programs that jax runs alone (docs/serving.md)
-... --format=onnx          what onnxruntime runs; --quantize=int8 --gate=ROWS: smaller
-... --add_words=FILE       with a larger vocabulary: FILE has a word a line
+... --format=stablehlo     programs that need only jax (docs/serving.md)
+... --format=onnx          for onnxruntime; --quantize=int8 --gate=ROWS: smaller
+... --add_words=FILE       with a larger vocabulary: FILE has a word per line
 ... --step=N               another checkpoint of a workdir than its newest or best
+
+Neither torch nor transformers is needed.
 """
 
 import functools
@@ -92,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
 def serve(
     target: str, model: LoadedModel, where: str, args: Any, options: Options
 ) -> int:
-    """Write what others serve; print its card, or what matters of it."""
+    """Write files for serving, and print their card or a summary of it."""
     if args.add_words:
         raise UserError(
             f"--add_words says nothing to --format={args.format}: convert twice"
@@ -108,7 +109,7 @@ def serve(
 
 
 def read_sizes(values: list[str] | None, flag: str) -> list[int]:
-    """Return the numbers of a flag, in order. Raises UserError."""
+    """Return the numbers of a flag, sorted. Raises UserError."""
     sizes = [int(text) if text.isdecimal() else 0 for text in values or ()]
     if any(size < 1 for size in sizes):
         raise UserError(f"{flag}={','.join(values or ())}: give numbers, as in 8,32")
@@ -116,9 +117,9 @@ def read_sizes(values: list[str] | None, flag: str) -> list[int]:
 
 
 def add_words(path: str, read: Read, model: LoadedModel) -> tuple[LoadedModel, Read]:
-    """Return an opened model with a larger vocabulary, and what reads its parameters.
+    """Return an opened model with more words, and a function that reads its parameters.
 
-    path: a file with a word a line. read: reads the parameters without them.
+    path: a file with a word per line. read: reads the parameters without the new words.
     """
     from bertjax.data.tokenizers import add_words as tokenizers_add_words
     from bertjax.interop.resize_embeddings import grow_rows

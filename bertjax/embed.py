@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vectors of sentences, a line each: a .npy of float32 [lines, hidden_size].
+"""Write one vector per line: a .npy file of float32 [lines, hidden_size].
 
 python -m bertjax.embed --model=DIR --text=FILE|- --out=FILE.npy
 
-A file is embedded block by block, so that neither its lines nor their vectors need fit
-memory; the same command goes on where it stopped. Of a model of other vectors, which
-have to fit, a .npz is written: of splade scipy.sparse's (load_npz), of colbert `tokens`
-f32 [T, E], of which line i has those of [offsets[i], offsets[i + 1]).
+A file is embedded block by block, so neither its lines nor their vectors need to fit in
+memory; repeat the command to resume. Models with other vectors, which have to fit,
+write a .npz: splade a matrix for scipy.sparse.load_npz; colbert `tokens` f32 [T, E] and
+`offsets`, where line i has tokens[offsets[i]:offsets[i + 1]].
 
---index=DIR in the place of --out makes a directory that questions are answered from
-(bertjax.predict --index): --text is BEIR's corpus.jsonl, a table with a column `text`,
-or a folder or pattern of text files, which are cut into passages of --words.
+With --index=DIR instead of --out it writes a directory of passages, from which
+bertjax.predict --index answers questions. --text is then BEIR's corpus.jsonl, a table
+with a column `text`, or a folder or pattern of text files, which are cut into passages
+of --words.
 """
 
 import functools
@@ -114,7 +115,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_index(args: Any) -> int:
-    """Make --index; what it leaves open is as the model was made for."""
+    """Write --index; its vectors are always made as the model was trained for."""
     for name in ("pooling", "normalize", "width", "max_length"):
         if getattr(args, name) is not None:
             raise UserError(
@@ -129,7 +130,7 @@ def make_index(args: Any) -> int:
 
 
 def describe(how: Sentences) -> str:
-    """Say how vectors are made."""
+    """Describe how vectors are computed."""
     if how.kind == "sparse":
         return "weights of the vocabulary"
     if how.kind == "multi_vector":
@@ -141,7 +142,7 @@ def describe(how: Sentences) -> str:
 def write_lines(
     model: Embedder, lines: list[str], out: Path, args: Any
 ) -> tuple[int, int]:
-    """Write the vectors of lines: how many were cut, and what a vector's width is."""
+    """Write the vectors of lines; return (lines that were cut, a vector's width)."""
     if model.how.kind == "dense":
         vectors, cut = model.embed(lines, args.batch_size)
         vectors = narrow(vectors, args.width, model.how.normalize)
@@ -162,7 +163,7 @@ def write_lines(
 
 
 def is_file(path: str) -> bool:
-    """True for a file on a disk, which can be read twice."""
+    """Return whether a path is a file on disk, which can be read twice."""
     return path != "-" and expand(path, "--text").is_file()
 
 

@@ -1,45 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
 """Score a model: python -m bertjax.evaluate --workdir=DIR
 
---what=mlm    held-out loss of models that are compared: rows and masks are the same for
-              all of one tokenizer, whatever they were trained with. Full sentences, one
-              sequence a row, --length=128 tokens; 15% of them by BERT's rule, or
-              --rates=0.15,0.3; --mask_unit=word masks whole words. Beside it the
-              unigram cross-entropy: what guessing every token by its frequency in the
-              training text costs. Of data.valid or --text all rows, or --examples=N.
-              --mask_weights=FILE is written for a run with data.mask_weights, which
-              masks most what was guessed wrong here: --text should be its text
---what=lm     log-likelihood of documents by a causal model, of data.valid or --text, in
-              nats a token and bits a character and byte; longer ones in windows of
-              --length tokens, each begun --stride (half of it) after the last. Of each
-              document all, or the first --characters=N
---what=elbo   a bound of it by a model that fills masks, from --draws of masks a window
-              (16); --estimator=any_order or continuous
+--what=mlm    held-out loss, to compare models: rows and masks are the same for all
+              models with one tokenizer, however they were trained. Full sentences, one
+              sequence per row, --length=128 tokens; 15% masked by BERT's rule, or
+              --rates=0.15,0.3; --mask_unit=word masks whole words. Also prints the
+              unigram cross-entropy, the cost of guessing tokens by their frequency in
+              the training text. Scores all rows of data.valid or --text, or
+              --examples=N. --mask_weights=FILE writes weights for data.mask_weights of
+              another run, which then masks most what was guessed wrong here; give that
+              run's training text as --text
+--what=lm     log-likelihood of the documents of data.valid or --text by a causal model,
+              in nats per token and bits per character and byte. Longer documents are
+              scored in windows of --length tokens, which start --stride tokens apart
+              (half of it); --characters=N scores only the beginning of each
+--what=elbo   a bound of the same by a model that fills masks, with --draws=16 masks per
+              window; --estimator=any_order or continuous
 --what=pll    pseudo-log-likelihood of each line of --text; --variant=within_word
---what=pairs  minimal pairs, JSON lines as BLiMP has them
-              Of either --scorer=pll, lm, mntp or elbo says how sentences are scored, by
-              default as the model learnt it
+--what=pairs  minimal pairs, JSON lines in BLiMP's format
+              For pll and pairs --scorer=pll, lm, mntp or elbo selects how to score
+              sentences; the default fits the model's objective
 --what=retrieval   how well vectors (bertjax.embed) find the passages that answer
               queries: --text=FOLDER in BEIR's layout, or a table of pairs with the
-              columns query and positive, or --columns=QUERY,POSITIVE; also in fewer
-              bytes, --precision=int8,binary. --rerank=MODEL puts the first --depth=20
-              in the order of a cross-encoder. --mine=FILE.jsonl writes hard negatives,
-              --negatives=8 a pair that score at most 1 - --margin=0.05 times what is
-              right, and with --rerank its scores, for a run with data.train=FILE.jsonl
---what=sts    how well the cosine of two texts' vectors agrees with people's scores:
+              columns query and positive, or --columns=QUERY,POSITIVE;
+              --precision=int8,binary also scores smaller vectors. --rerank=MODEL
+              orders the first --depth=20 by a cross-encoder. --mine=FILE.jsonl writes
+              hard negatives for a run with data.train=FILE.jsonl: per pair
+              --negatives=8 whose score is at most 1 - --margin=0.05 times that of the
+              right passage, and with --rerank the cross-encoder's scores
+--what=sts    how well the cosine of two texts' vectors agrees with human scores:
               --text=TABLE with the columns sentence1, sentence2 and score, or
-              --columns=TEXT,TEXT_PAIR and --label=SCORE (numbers: no first line)
+              --columns=TEXT,TEXT_PAIR and --label=SCORE (column numbers for a table
+              without a header)
 
---what=answers  of a model of conversations: distinct-1 and distinct-2 of what it says
-              in the last turn of each, of data.valid or --text, beside what people said
-              there; the likeliest of --rank=N that are drawn, among --top_k tokens
+--what=answers  distinct-1 and distinct-2 of a dialogue model's answers in the last turn
+              of each conversation of data.valid or --text, beside the human ones; each
+              is the likeliest of --rank=N drawn answers, among --top_k tokens
 
-Without --what a model is scored as its training scores it, on data.valid or --text:
-by its objective's losses, rows and masks as its config has them, --examples=N of them,
-by default as many of data.valid as its config says (eval.examples) and all of --text; a
-finetuned model by its task's metrics, --text being a table as it learnt from, or with
-the columns --columns=TEXT[,TEXT_PAIR] and --label=LABEL; of multiple choice
---columns=TEXT[+QUESTION][,CHOICE...].
+Without --what a model is scored on data.valid or --text as its training scores it. A
+pretrained model gets the losses of its objective, with rows and masks as in its config,
+for --examples=N rows; the default is eval.examples for data.valid, and all of --text. A
+finetuned model gets the metrics of its task; --text is a table like its training data,
+or one with --columns=TEXT[,TEXT_PAIR] and --label=LABEL (multiple choice:
+--columns=TEXT[+QUESTION][,CHOICE...]).
 """
 
 import json

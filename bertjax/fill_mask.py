@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fill blanks: python -m bertjax.fill_mask --model=DIR "The [MASK] is here." ...
 
-Each blank gets a line of guesses, the best first; a piece that goes on with the word
-before it begins with ##. The last line is the text with the best guesses in it. With
---json comes an object a text: text and masks, a list a blank of guesses, which have
-token (the piece as the vocabulary has it), id, probability, and sequence, the text with
-this one blank filled.
+For each blank it prints a line of guesses, the best first; a piece that continues the
+word before it begins with ##. The last line is the text with the best guesses filled
+in. With --json it prints one object per text: text and masks, which has one list per
+blank of guesses with token (the piece as in the vocabulary), id, probability, and
+sequence, the text with this one blank filled.
 """
 
 import json

@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write texts: python -m bertjax.generate --model=DIR "prompt" ...
 
---how=left    behind each prompt, from left to right, by a causal LM, a prefix LM or an
-              encoder-decoder; the default where the model is one
---how=unmask  in the blanks of a text, "The capital of [MASK] [MASK] is Paris.", by any
-              masked LM or a diffusion model; of a text without a blank behind it, as
-              many tokens as --max_new_tokens
+--how=left    continue each prompt from left to right, with a causal LM, a prefix LM or
+              an encoder-decoder; the default for these models
+--how=unmask  fill the blanks of a text, "The capital of [MASK] [MASK] is Paris.", with
+              any masked LM or diffusion model; a text without a blank is continued by
+              --max_new_tokens tokens
 
-The likeliest tokens are taken, or those of --num_beams; with --temperature, --top_k or
---top_p they are drawn. --input has a prompt a line, or JSON lines {"prompt": ...}; with
---json, and in a file of --out, comes out an object a prompt: {"prompt": ...,
-"outputs": [{"text": ..., "ids": [...], "score": ...}]}. A model that was finetuned with
-objective=seq2seq writes the target of each prompt, which may be an object by column; of
-objective=dialogue the next turn of each conversation, {"turns": [{"speaker": ...,
-"text": ...}, ...]}, whose oldest turns are left out where there are too many.
+Tokens are chosen greedily or by --num_beams; with --temperature, --top_k or --top_p
+they are drawn. --input has one prompt per line, or JSON lines {"prompt": ...}. --json
+and --out write one object per prompt: {"prompt": ..., "outputs": [{"text": ...,
+"ids": [...], "score": ...}]}.
 
---index=DIR (bertjax.embed --index) answers questions by a model of objective=rag, out
-of the passages that it finds, or has --retriever find; with --json each has `passages`
-too.
+A model finetuned with objective=seq2seq writes the target of each prompt, which may be
+an object by column. A model of objective=dialogue writes the next turn of each
+conversation, {"turns": [{"speaker": ..., "text": ...}, ...]}; if it is too long, the
+oldest turns are left out.
+
+With --index=DIR (bertjax.embed --index) a model of objective=rag answers questions from
+the passages that it, or --retriever, finds; with --json each answer lists `passages`.
 """
 
 import json
@@ -132,7 +133,7 @@ def main(argv: Sequence[str]) -> int:
 def write_from_index(
     args: Any, where: str, prompts: list[Any], wanted: Options, out: Path | None
 ) -> int:
-    """Answer prompts, which are questions, out of --index."""
+    """Answer prompts, which must be questions, from --index."""
     known = {"num_beams", "length_penalty", "batch_size"}
     usual = Options()
     for name in Options._fields:
@@ -162,10 +163,11 @@ def write_from_index(
 
 
 def read_prompts(path: str) -> list[Any]:
-    """Return the prompts of a file, or of standard input (-), in order: texts, or of
-    JSON lines objects of texts too.
+    """Return the prompts of a file, or of standard input (-), in order.
 
-    Raises UserError that names a line that is no such object, or not UTF-8.
+    Prompts are texts; in JSON lines they may also be objects of
+    texts, or conversations. Raises UserError that names a line with
+    neither, or one that is not UTF-8.
     """
     name = "standard input" if path == "-" else path
     lines = tables.read_lines(path, "--input")
@@ -180,7 +182,7 @@ def read_prompts(path: str) -> list[Any]:
         read = read if isinstance(read, dict) else {}
         prompt = read if "turns" in read else read.get("prompt")
         if isinstance(prompt, dict) and "turns" in prompt:
-            prompts.append(prompt)  # whose turns are looked at where they are read
+            prompts.append(prompt)  # its turns are checked when they are read
             continue
         cells = prompt.values() if isinstance(prompt, dict) else [prompt]
         if not cells or not all(isinstance(cell, str) for cell in cells):
@@ -193,20 +195,20 @@ def read_prompts(path: str) -> list[Any]:
 
 
 def to_json(prompt: Any, outputs: Sequence[Any]) -> str:
-    """Return the line of a prompt."""
+    """Return the JSON line of a prompt and its outputs."""
     found = [output._asdict() for output in outputs]
     return json.dumps({"prompt": prompt, "outputs": found}, ensure_ascii=False)
 
 
 def for_people(prompt: str, outputs: Sequence[Any]) -> str:
-    """Return a prompt's texts; of several each with its score before it."""
+    """Return a prompt's texts; if there are several, each after its score."""
     if len(outputs) == 1:
         return prompt + outputs[0].text
     return "\n".join(f"{one.score:9.3f}  {prompt}{one.text}" for one in outputs)
 
 
 def describe_cost(written: Sequence[Sequence[Any]], seconds: float) -> str:
-    """Say how many tokens there are, how fast they came, and the most memory."""
+    """Report the number of tokens, the speed, and the peak memory."""
     import jax
 
     tokens = sum(len(one.ids) for outputs in written for one in outputs)

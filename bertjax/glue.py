@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All of GLUE in one command: python -m bertjax.glue --workdir=DIR
+"""Run all of GLUE in one command: python -m bertjax.glue --workdir=DIR
 
     [--data=GLUE_DIR] [--tasks=cola,rte,...] [--seeds=5] [--lrs=2e-5,3e-5] [--json]
     --config=finetune/classify.py --config.init_from=MODEL [--config.KEY=VALUE ...]
 
-The text comes from the folders that gluebenchmark.com's files unpack to (such as
-GLUE_DIR/CoLA/train.tsv), or from TensorFlow Datasets on this machine; what is not found
-is said. Each task is a sweep (bertjax.sweep) in DIR/TASK. DIR then holds glue.json,
-glue.md and, of tests that are there, submission/*.tsv as the site takes them. A task
-that fails, or whose test cannot be read, is said and the others go on; the exit status
-is then 2. Repeat to resume.
+The data comes from the folders that gluebenchmark.com's files unpack to (such as
+GLUE_DIR/CoLA/train.tsv), or from TensorFlow Datasets on this machine; missing tasks are
+reported. Each task is a sweep (bertjax.sweep) in DIR/TASK. DIR then has glue.json,
+glue.md and, for available tests, submission/*.tsv as the site accepts them. If a task
+fails, or its test cannot be read, the command reports it, continues with the others and
+ends with status 2. Repeat the command to resume.
 """
 
 import json
@@ -33,8 +33,8 @@ from bertjax.tasks.tables import read_rows
 from bertjax.training.signals import Stopped, StopSignal
 
 GLUE = {name: task for name, task in TASKS.items() if task.files is not None}
-LEFT_OUT = ("wnli",)  # of the average, as Devlin et al. 2019, table 1
-TROUBLES = {  # key of glue.json -> what a message calls it
+LEFT_OUT = ("wnli",)  # from the average, as in Devlin et al. 2019, table 1
+TROUBLES = {  # key of glue.json -> its name in messages
     "not_found": "not found",
     "failed": "failed",
     "not_handed_in": "no answers to its tests",
@@ -105,19 +105,20 @@ def write(out: Path, text: str, path: Path) -> None:
 def table(name: str, task: Task, found: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return a row for every validation set and metric of a task.
 
-    Of the rates the one whose median of the first metric is highest, on the set that
-    chose the run that is kept.
+    Of several learning rates it takes the one with the highest median of the first
+    metric, on the validation set that selected the best run.
     """
     of = found["best"]["valid"], task.metrics[0]
     first = [r for r in found["spread"] if (r["valid"], r["metric"]) == of]
-    known = [row for row in first if row["median"] is not None]  # others are lost
+    # the others have no median: a run of theirs is lost
+    known = [row for row in first if row["median"] is not None]
     rate = max(known, key=lambda row: row["median"])["lr"]
     rows = [row for row in found["spread"] if row["lr"] == rate]
     return [{"task": name, **row} for row in rows if row["metric"] in task.metrics]
 
 
 def average(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the mean over tasks of the mean of a task's medians, WNLI left out."""
+    """Return the mean over tasks of each task's mean of medians, without WNLI."""
     tasks: dict[str, list[float]] = {}
     for row in rows:
         if row["task"] not in LEFT_OUT and row["median"] is not None:
@@ -127,7 +128,7 @@ def average(rows: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def markdown(results: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of the table."""
+    """Yield the lines of the results as a Markdown table."""
     yield "| task | set | metric | lr | n | median | std | min | max |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for row in results["tasks"]:
@@ -151,10 +152,10 @@ def markdown(results: Mapping[str, Any]) -> Iterator[str]:
 
 
 def hand_in(task: Task, folder: Path | None, path: Path, model: Path) -> None:
-    """Write the best run's answers to a task's tests, where there are some.
+    """Write the best run's answers to a task's tests, if there are any.
 
-    folder: the benchmark's own; None: the text is TensorFlow Datasets', whose rows are
-    in another order. Raises UserError.
+    folder: the benchmark's own files; None: TensorFlow Datasets, which has the rows in
+    another order. Raises UserError.
     """
     files, columns = task.files, task.columns
     if folder:
@@ -162,7 +163,8 @@ def hand_in(task: Task, folder: Path | None, path: Path, model: Path) -> None:
     opened = open_finetuned(str(model))
     opened = opened._replace(form=opened.form._replace(columns=columns))
     labels = opened.form.labels
-    names = dict(zip(labels, files.labels or labels, strict=False))  # the site's
+    # as the site names them
+    names = dict(zip(labels, files.labels or labels, strict=False))
     keys = dict(zip(("task.text", "task.text_pair"), columns, strict=False))
     keys |= {} if folder else {"--data": "idx"}
     for name, source in glue_files.test_sources(task, folder, cli.say).items():

@@ -1,34 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of a finetuned model: python -m bertjax.predict --model=DIR --input=FILE|-
+"""Answer rows with a finetuned model: python -m
+bertjax.predict --model=DIR --input=FILE|-
 
-The input is a table with the columns the model was finetuned on, the label aside, or
-those of --columns=TEXT[,TEXT_PAIR]: TSV, CSV or JSON lines; on standard input, and
-from a pipe, TSV, or JSON lines where it begins with a brace. Where an imported model
-does not say it, the column is `text`. A model of one text column takes bare lines too,
-a text each: FILE.txt and, with --format=text, any file and standard input; so does one
-of tags, a sentence each. Comes out a JSON object a row, in order: label, score (its
+The input is a table with the columns that the model was finetuned on, without the
+label, or --columns=TEXT[,TEXT_PAIR]. It is TSV, CSV or JSON lines; standard input and
+pipes are TSV, or JSON lines if they begin with a brace. An imported model that does not
+name its column reads `text`. A model with one text column, or of tags, also reads bare
+lines, one text or sentence per line: FILE.txt and, with --format=text, any file and
+standard input. The output has one JSON object per row, in order: label, score (its
 probability) and the probabilities of all labels, or value.
 
-Of multiple choice the columns are --columns=TEXT[+QUESTION][,CHOICE...]: one of choices
-each, or one that holds their list (`choices`, where such a model does not say it).
+Multiple choice: the columns are --columns=TEXT[+QUESTION][,CHOICE...], one per choice,
+or one that holds a list of them (`choices` if the model does not name it).
 
-A model of tags takes CoNLL's columns (.bio, .conll), JSON lines with tokens, or a
-sentence a line (.txt, standard input; of these a text with a tab is columns unless
---format=text is given); of each sentence come tokens, tags and the tags' scores
-(probabilities).
+Tags: the input is CoNLL's columns (.bio, .conll), JSON lines with tokens, or one
+sentence per line (.txt, standard input; a text with a tab in it is columns unless
+--format=text is given). The output has tokens, tags and the tags' scores
+(probabilities) for each sentence.
 
-A model of questions takes SQuAD's JSON, or JSON lines with question and context; of
-each question come id, answer, its score and the null_score of no answer; the answer is
-"" where null_score is above score by more than --threshold. Unless given, that is what
-was best on the validation set of a model that has learnt that some questions have no
-answer (0 where it had none); of others each has one.
+Questions: the input is SQuAD's JSON, or JSON lines with question and context. The
+output has id, answer, its score and null_score, the score of no answer, for each
+question. The answer is "" if null_score exceeds score by more than --threshold. The
+default is the best threshold on the validation set (0 without one) if the model was
+trained with unanswerable questions; other models answer every question.
 
---index=DIR (bertjax.embed --index) answers questions out of a collection: a question a
-line, JSON lines or a table with question, or SQuAD's JSON. A model of vectors names the
-passages that are nearest (ctxs: id, title, text, score), which objective=read learns
-from; one that was finetuned so finds passages, or has --retriever find them, and gives
-answer, score and the passages. Another index gives other answers, and nothing is
-trained.
+With --index=DIR (bertjax.embed --index) it answers questions from a collection. The
+input is one question per line, JSON lines or a table with question, or SQuAD's JSON. A
+model of vectors returns the nearest passages (ctxs: id, title, text, score), from
+which objective=read trains. A model of objective=read finds passages, or has
+--retriever find them, and returns answer, score and the passages. Another index gives
+other answers without training.
 """
 
 import json
@@ -102,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def write(out: Path | None, answers: Iterable[dict[str, Any]], name: str) -> None:
-    """Write JSON lines to a file, or where there is none to standard output."""
+    """Write JSON lines to a file, or to standard output if there is none."""
     lines = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in answers)
     if out is None:
         sys.stdout.write(lines)
@@ -111,7 +112,7 @@ def write(out: Path | None, answers: Iterable[dict[str, Any]], name: str) -> Non
 
 
 def answers_from_index(args: Any, where: str) -> Iterable[dict[str, Any]]:
-    """Answer the questions of --input out of --index."""
+    """Answer the questions of --input from --index."""
     for name in ("threshold", "columns", "format"):
         if getattr(args, name) not in (None, ""):
             raise UserError(f"--{name} has no use with --index")
@@ -134,7 +135,7 @@ def read_input(
 ) -> Sequence[Any]:
     """Read the examples of a file, a pipe or standard input. Raises UserError.
 
-    form: "text" where each line is a text; None: as the file's name says.
+    form: "text" if each line is a text; None: as the file's name implies.
     """
     if form is not None:
         registry.pick("--format", form, {"text": ""})

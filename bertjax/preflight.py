@@ -1,24 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""See what a config costs on a TPU before paying: python -m bertjax.preflight
+"""Estimate what a config costs on a TPU before paying: python -m bertjax.preflight
 
   --config=bert.py:base   a config, as for bertjax.train
   --topology=v5e:2x4      the slice: v4:2x2x1, v5p:2x2x2, v6e:8x8, tpu7x:2x2x1; two
                           slices are 2xv5e:4x4
-  --quick                 memory and the largest batch, times only of what was compiled
-                          before: it ends before the compiler writes machine code
+  --quick                 memory and the largest batch; times only of programs compiled
+                          before: it stops before the compiler writes machine code
   --json                  one JSON object
   --table=FILE            the shipped configs on several slices as a Markdown table:
                           memory on all of them, times on one
-  --budget_minutes=180 --what=cpu   instead, what configs/modern.py, or another config,
-                          makes of so many minutes on this machine's CPU: a minute is
-                          measured, and the size chosen that fits
+  --budget_minutes=180 --what=cpu   instead, estimate what configs/modern.py, or another
+                          config, reaches in so many minutes on this machine's CPU: it
+                          measures for a minute and chooses the size that fits
 
-The TPU compiler (pip install libtpu; no TPU) compiles the update and the evaluation
-that bertjax.train would run there. Memory is what that compiler needs, of programs
-that it did not compile to the end without their code, for which 0.5 GiB are kept free;
-times are its estimates, custom kernels by a formula (bertjax/parallel/chips.py),
-collectives only counted. With data.train, padding and predictions come from the text.
-Exit status 2 where the config does not fit.
+The TPU compiler (pip install libtpu; no TPU needed) compiles the update and the
+evaluation that bertjax.train would run there. Memory is what the compiler reports; for
+programs that it did not finish, the code is missing in it, and 0.5 GiB are kept free
+for that. Times are the compiler's estimates; custom kernels are estimated by a formula
+(bertjax/parallel/chips.py), and collectives are only counted. With data.train, padding
+and predictions come from the text. The exit status is 2 if the config does not fit.
 """
 
 import json
@@ -79,7 +79,7 @@ def show(argv: Sequence[str]) -> int:
 
 
 def plan_minutes(argv: Sequence[str]) -> int:
-    """Measure this machine, and print what fits the minutes."""
+    """Measure this machine, and print what fits into the given minutes."""
     given, own = part_arguments(argv)
     args = command_line.parse(own, FLAGS, __doc__, needs_config=False)
     minutes = args.budget_minutes
@@ -107,7 +107,7 @@ def plan_minutes(argv: Sequence[str]) -> int:
 
 
 def write_table(argv: Sequence[str]) -> int:
-    """Write the table of shipped configs; what was compiled before is not again."""
+    """Write the table of shipped configs; reuse programs that were compiled before."""
     if part_arguments(argv)[0]:
         raise UserError("--table takes the shipped configs: leave --config out")
     args = command_line.parse(argv, FLAGS, __doc__, needs_config=False)

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turn text into token stores: python -m bertjax.prepare --config=...
 
-Training does the same when the stores are missing; this does it beforehand, also on
-several machines that share data.cache (a disk or a bucket): each runs one shard,
+Training does the same if the stores are missing. This command does it beforehand, also
+on several machines that share data.cache (a disk or a bucket): each encodes one shard,
 
     python -m bertjax.prepare --config=... --shard=0/8      # to 7/8, in any order
 
-and when all are done one of them runs --merge=8. A shard that was killed is repeated by
-the same command and does what is left. The stores do not depend on any of this.
+and when all are done, one of them runs --merge=8. If a shard was killed, repeat its
+command; it does the rest. The stores do not depend on the number of machines.
 
---similar=FILE writes the table of similar words that data.masking=macbert puts in
-(data.similar): of each word of data.train the nearest ones by word2vec, which takes
-pip install 'bertjax[similar]', or those of a thesaurus, --synonyms=FILE.
+--similar=FILE writes the table of similar words for data.masking=macbert
+(data.similar): for each word of data.train its nearest words by word2vec (pip install
+'bertjax[similar]'), or those of a thesaurus, --synonyms=FILE.
 """
 
 import os
@@ -54,7 +54,7 @@ FLAGS = {
 
 
 def read_shard(value: str) -> tuple[int, int]:
-    """Read "I/N".
+    """Parse "I/N".
 
     >>> read_shard("2/8")
     (2, 8)
@@ -67,7 +67,7 @@ def read_shard(value: str) -> tuple[int, int]:
 
 
 def report_stores(stores: Mapping[str, Store]) -> list[str]:
-    """Return a table with a line a component."""
+    """Return a table with one line per component."""
     keys = ("documents", "sentences", "tokens", "unknowns")
     rows = {name: [s.meta[key] for key in keys] for name, s in stores.items()}
     rows["total"] = [sum(column) for column in zip(*rows.values(), strict=True)]
@@ -86,14 +86,14 @@ def report_stores(stores: Mapping[str, Store]) -> list[str]:
 def report_text(
     tokenizer: Tokenizer, role: str, sources: Mapping[str, list[Source]], data: Any
 ) -> list[str]:
-    """Say what is in a text more than once, and how the vocabulary fits its parts.
+    """Report repeated text, and how the vocabulary fits the components.
 
     Reads the whole text again; `data` holds the config values data.*.
     """
     cache = os.fspath(open_cache(data.cache).root)
     with keeping_hashes(cache):
         for source in chain.from_iterable(sources.values()):
-            source.fingerprint(cache)  # puts in place what is made
+            source.fingerprint(cache)  # writes the files of made-up sources
     samples: dict[str, Sample] = {}
     documents = read_documents(role, sources, data.max_line_bytes, samples)
     lines = report_corpus((source, document) for _, source, document in documents)
@@ -103,7 +103,7 @@ def report_text(
 
 
 def check_table(args: Any) -> Path | None:
-    """Return the file of --similar, None without; refuse what does not go with it."""
+    """Return the file of --similar, or None; refuse flags that do not go with it."""
     if args.similar is None:
         if args.synonyms is not None:
             raise UserError(f"--synonyms={args.synonyms} needs --similar=FILE to write")
@@ -117,7 +117,7 @@ def check_table(args: Any) -> Path | None:
 
 
 def write_similar(path: Path, synonyms: str | None, prepared: Any) -> None:
-    """Write a table of similar words: from a thesaurus, or by the training text."""
+    """Write a table of similar words, from a thesaurus or from the training text."""
     tokenizer, stores = prepared.tokenizer, [*prepared.parts.values()]
     if synonyms is not None:
         listed = find_similar.read_synonyms(synonyms, f"--synonyms={synonyms}")

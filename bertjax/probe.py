@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each layer of a frozen encoder knows of labelled texts, words or spans.
+"""Probe what each layer of a frozen encoder knows about labeled texts, words or spans.
 
 python -m bertjax.probe --model=DIR --train=FILES --valid=FILES
-    --text=COLUMN [--text_pair=COLUMN] --label=COLUMN   texts: tables, a row a text
-    | [--text=1] --tag=-1       words: FILE.bio, .conll, .jsonl, tfds:, a tag a word
+    --text=COLUMN [--text_pair=COLUMN] --label=COLUMN   texts: tables, a row per text
+    | [--text=1] --tag=-1       words: FILE.bio, .conll, .jsonl, tfds:, a tag per word
     | [--text=text] --targets=COLUMN    spans, or pairs of them: FILE.jsonl
 
-With --treated, a model that has unlearnt a concept of texts, the effect of the concept
-on their label: TReATE beside the conditional expectation, and how well either model
-tells concept and control. With --swap, a file of pairs such as "he she", by how much
-probabilities of labels differ between texts and their counterfactuals.
+With --treated, a model that has unlearned a concept of texts, it measures the
+effect of the concept on the label: TReATE beside the conditional expectation, and
+how well each model predicts concept and control. With --swap, a file of pairs
+such as "he she", it measures how much the probabilities of labels differ between
+texts and their counterfactuals.
 """
 
 import functools
@@ -87,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-# Flags of the probes of all layers, which effects do not use.
+# Flags of layer probes that effects do not use.
 OF_LAYERS = ("png", "metric", "max_words", "seeds", "random_encoder", "labels")
 
 

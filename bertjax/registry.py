@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Look things up by name; an unknown name is answered with the nearest known one, and
-what a part from outside raises in a line that names the part and its own line."""
+"""Look things up by name, and load plug-ins.
+
+An unknown name is answered with the nearest known one. What a plug-in raises becomes
+one line that names the plug-in and its line at fault.
+"""
 
 import contextlib
 import difflib
@@ -31,9 +34,9 @@ __all__ = [
 ]
 
 Option = str | int | float | bool
-# Modules from outside that were imported, and what named them: "data.masking='a.b'".
+# Plug-in modules that were imported -> what named them, as "data.masking='a.b'".
 OUTSIDE: dict[str, str] = {}
-# Where a part from outside is not: this package, the libraries, Python's own modules.
+# Folders that hold no plug-ins: this package, the libraries, Python's own modules.
 _JAX = importlib.util.find_spec("jax")
 _FOLDERS = (
     Path(bertjax.__file__).parent,
@@ -41,7 +44,7 @@ _FOLDERS = (
     Path(_JAX.origin if _JAX and _JAX.origin else os.__file__).parents[1],
 )
 INSIDE = tuple(f"{folder}{os.sep}" for folder in _FOLDERS)
-SITE = INSIDE[-1]  # where a part from outside may be installed, too
+SITE = INSIDE[-1]  # plug-ins may be installed here, too
 _LIBRARIES = "flax", "jax", "jaxlib", "ml_collections", "numpy", "optax", "tensorflow"
 LIBRARIES = INSIDE[0], *(f"{SITE}{name}{os.sep}" for name in _LIBRARIES)
 
@@ -52,7 +55,7 @@ def _has(*names: str) -> Callable[[Any], bool]:
 
 _LOSSES, _TRANSFORM = _has("init", "weights", "sums"), _has("init", "update")
 
-# Function of a plug-in -> what it must return, and whether a value is that.
+# Function of a plug-in -> what it must return, and a check of that.
 RETURNS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "make_attention": ("a function of q, k, v, mask, rate and rng", callable),
     "make_features": (
@@ -78,7 +81,7 @@ RETURNS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def unknown(key: str, name: str, known: Iterable[str]) -> UserError:
-    """Make the error for a name that nothing carries.
+    """Build the error for an unknown name.
 
     >>> str(unknown("objective", "mlmm", ["mlm", "nsp"]))
     "objective='mlmm' is unknown; did you mean 'mlm'? known: mlm, nsp"
@@ -87,24 +90,24 @@ def unknown(key: str, name: str, known: Iterable[str]) -> UserError:
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """Say which known name is the nearest, and all of them, if there are any."""
+    """Name the nearest known name, if any, and list all of them."""
     known, name = sorted(known), str(name)
     near = [k for k in known if k.endswith(f"/{name}")]  # a file in a folder
-    alike = 0.75 if len(name) > 3 else 0.65  # a wrong letter of three is a third
+    alike = 0.75 if len(name) > 3 else 0.65  # one wrong letter of three is a third
     near = near or difflib.get_close_matches(name, known, n=1, cutoff=alike)
     meant = f" did you mean {near[0]!r}?" if near else ""
     return f";{meant} known: {', '.join(known) or 'none'}"
 
 
 def pick(key: str, name: str, table: Mapping[str, Any]) -> Any:
-    """Return `table[name]`; a UserError names the config key and what is known."""
+    """Return `table[name]`; raise a UserError with the config key and known names."""
     if name not in table:
         raise unknown(key, name, table)
     return table[name]
 
 
 def split_list(text: str) -> list[str]:
-    """Split a list with commas; empty entries are none.
+    """Split a comma-separated list; drop empty entries.
 
     >>> split_list("a.txt, b/*.txt.gz,,tfds:wiki40b/en:train[:1%]")
     ['a.txt', 'b/*.txt.gz', 'tfds:wiki40b/en:train[:1%]']
@@ -115,8 +118,9 @@ def split_list(text: str) -> list[str]:
 def parse_options(text: str, key: str = "") -> tuple[str, dict[str, Option]]:
     """Split "name:option=value,option=value" into the name and its options.
 
-    Values are true or false, ints, floats, and else strings. key: the config key that
-    holds the text, for the message. Raises UserError where an option has no value.
+    Values become true or false, ints or floats if they look like it, otherwise
+    strings. key: the config key that holds the text, for messages. Raises UserError
+    for an option without a value.
 
     >>> parse_options("my.module:rate=0.2,longest=3,kind=word,whole=true")
     ('my.module', {'rate': 0.2, 'longest': 3, 'kind': 'word', 'whole': True})
@@ -142,8 +146,11 @@ def _parse_value(text: str) -> Option:
 
 
 def import_extra(name: str, extra: str, place: str) -> ModuleType:
-    """Import a module of an optional dependency, or raise UserError, which begins with
-    the place, how to install it."""
+    """Import an optional dependency.
+
+    If it is missing, raises UserError that begins with
+    `place` and says how to install it.
+    """
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -162,12 +169,12 @@ def names(package: str) -> list[str]:
 def check_module(key: str, name: str, package: str, hidden: Iterable[str] = ()) -> str:
     """Return the full name of module `name` of `package`, without importing it.
 
-    A dotted name is taken as it stands, so that users extend without forking.
-    Raises UserError when there is no such module.
+    Dotted names are returned as they are, so users can extend without forking. Raises
+    UserError if there is no such module.
     """
     if "." in name:
-        importlib.invalidate_caches()  # a notebook may have written it just now
-        try:  # which imports the packages that it lies in
+        importlib.invalidate_caches()  # a notebook may just have written the module
+        try:  # this imports the packages around the module
             found = importlib.util.find_spec(name)
         except Exception as e:
             absent = isinstance(e, ImportError | ValueError)
@@ -189,7 +196,7 @@ def check_module(key: str, name: str, package: str, hidden: Iterable[str] = ()) 
 def load(key: str, name: str, package: str, hidden: Iterable[str] = ()) -> ModuleType:
     """Import the module that `check_module` finds.
 
-    Raises UserError where one from outside cannot be imported.
+    Raises UserError if a plug-in cannot be imported.
     """
     full = check_module(key, name, package, hidden)
     if "." in name:
@@ -203,12 +210,12 @@ def load(key: str, name: str, package: str, hidden: Iterable[str] = ()) -> Modul
 
 
 def _outside_error(what: str, error: Exception) -> UserError:
-    """Return in a line what a module from outside raised, and where."""
+    """Describe in one line what a plug-in raised, and where."""
     return UserError(f"{what}: {describe(error)}")
 
 
 def is_outside(text: str) -> bool:
-    """True for the name of a module outside the package, whatever its options are.
+    """Return whether a name, with or without options, is that of a plug-in module.
 
     >>> is_outside("my_lab.lion:b3=0.9"), is_outside("adamw")
     (True, False)
@@ -221,7 +228,7 @@ def load_outside(
 ) -> tuple[ModuleType, dict[str, Option]]:
     """Import the module that "my_lab.lion:b3=0.9" names; also return its options.
 
-    Raises UserError where there is no such module, or it does not define `maker`.
+    Raises UserError if there is no such module, or it does not define `maker`.
     """
     name, options = parse_options(text, key)
     module = load(key, name, "")
@@ -237,13 +244,13 @@ def make(
     *args: Any,
     **offered: Any,
 ) -> Any:
-    """Call the function `maker` of a plug-in's module: make_head, make_optimizer, ...
+    """Call the function `maker` of a plug-in module: make_head, make_optimizer, ...
 
-    args: its first arguments. offered: passed where it has arguments of these names,
-    which are no options. Raises UserError for an option that it does not have, or
-    that has another type than the option's default, is nan or, where that is not the
-    default, infinite, for what a function from outside raises, and for what
-    `check_result` does.
+    args: its first arguments. offered: values that are passed if the function
+    has arguments of these names; they are not options. Raises UserError for
+    unknown options, for options of another type than their default, for nan, for
+    infinity unless it is the default, for anything that a plug-in's function
+    raises, and as `check_result` does.
     """
     function = _maker(key, module, maker)
     known = dict(list(inspect.signature(function).parameters.items())[len(args) :])
@@ -268,8 +275,10 @@ def make(
 
 
 def check_result(key: str, module: ModuleType, function: str, value: Any) -> Any:
-    """Return what a plug-in's function returned. Raises UserError where RETURNS says
-    that it is something else."""
+    """Return the result of a plug-in's function.
+
+    Raises UserError if it is not what RETURNS demands.
+    """
     what, is_right = RETURNS.get(function, ("", lambda value: True))
     if not is_right(value):
         raise UserError(
@@ -280,7 +289,7 @@ def check_result(key: str, module: ModuleType, function: str, value: Any) -> Any
 
 
 def argument_names(key: str, module: ModuleType, maker: str) -> tuple[str, ...]:
-    """Return the names of the arguments of a plug-in's function."""
+    """Return the argument names of a plug-in's function."""
     return tuple(inspect.signature(_maker(key, module, maker)).parameters)
 
 
@@ -291,9 +300,10 @@ def _maker(key: str, module: ModuleType, maker: str) -> Callable[..., Any]:
 
 
 def _convert(where: str, value: Option, argument: inspect.Parameter) -> Any:
-    """Give an option the type of its argument: 1 is also True or 1.0.
+    """Convert an option to the type of its argument: 1 may become True or 1.0.
 
-    The type is the annotation, else the default's; a default of 1 may be any number.
+    The type is that of the annotation, or else of the default; if the default is an
+    int, any number is accepted.
     """
     kind = argument.annotation
     if kind not in (str, int, float, bool):
@@ -320,8 +330,8 @@ def _convert(where: str, value: Option, argument: inspect.Parameter) -> Any:
 
 
 def describe(error: Exception) -> str:
-    """Return what was raised, and the line at fault: "KeyError: 'a' (FILE, line 3)"."""
-    if isinstance(error, SyntaxError):  # no line of it was run
+    """Describe an exception and its line at fault: "KeyError: 'a' (FILE, line 3)"."""
+    if isinstance(error, SyntaxError):  # no line of the file ran
         reason, file, line = error.msg, error.filename, error.lineno
     else:
         frame = line_at_fault(traceback.extract_tb(error.__traceback__))
@@ -331,8 +341,11 @@ def describe(error: Exception) -> str:
 
 
 def line_at_fault(frames: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary:
-    """Return the last line of a part from outside; of one that is installed among the
-    libraries the last that is none of those which compute; without one the last."""
+    """Return the last frame in a plug-in, or the last frame if there is none.
+
+    A plug-in may be installed among the libraries; then it is the last
+    frame that is not in LIBRARIES.
+    """
     outside = [f for f in frames if not f.filename.startswith(INSIDE)]
     installed = [
         f
@@ -343,8 +356,10 @@ def line_at_fault(frames: Sequence[traceback.FrameSummary]) -> traceback.FrameSu
 
 
 def part_at_fault(error: Exception) -> str:
-    """Return the part from outside that raised, as a config or a flag names it:
-    "data.masking='my_lab.thirds'"; "" where none was at work."""
+    """Name the plug-in that raised as a config or a flag names it, or return "".
+
+    For instance "data.masking='my_lab.thirds'".
+    """
     walked = (
         f.f_globals.get("__name__") for f, _ in traceback.walk_tb(error.__traceback__)
     )

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One page from runs: python -m bertjax.report WORKDIR ... --out=FILE.html
+"""Summarize runs on one page: python -m bertjax.report WORKDIR ... --out=FILE.html
 
     [--fill="The [MASK] is here."]  guesses for blanks, from every kept checkpoint
-    [--sentence="The cat sat."]     each token's guess when it is masked, and attention
-    [--probes=FILE.json]            what bertjax.probe --out=FILE.json found, by layer
-    [--scores=FILE.json]            what bertjax.evaluate --json printed, as tables
-    [--png=DIR]                     each chart as a picture too (needs matplotlib)
+    [--sentence="The cat sat."]     guesses for each token when masked, and attention
+    [--probes=FILE.json]            results of bertjax.probe --out=FILE.json, by layer
+    [--scores=FILE.json]            results of bertjax.evaluate --json, as tables
+    [--png=DIR]                     also each chart as a picture (needs matplotlib)
 
 The page is one file that needs no network. --fill, --sentence, --probes and --scores
 can be repeated; guesses are computed on one device in float32.
@@ -58,11 +58,11 @@ def main(argv: Sequence[str]) -> int:
     scores = [(name, score_files.read_scores(name)) for name in args.scores]
     blanks, views = [], []
     if args.fill or args.sentence:
-        from bertjax.reporting import predictions  # which needs jax
+        from bertjax.reporting import predictions  # needs jax
 
         blanks = predictions.fill_blanks(runs, args.fill, note)
         views = predictions.view_sentences(runs, args.sentence, note)
-    # A directory's name may be no text.
+    # A directory's name may not be valid text.
     text = page.write_page(runs, notes, blanks, views, probes, scores)
     atomic.write_file(out, text.encode(errors="replace"), f"--out={args.out}")
     cli.say(f"{out}: {', '.join(run.name for run in runs)}")

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Look at real batches: python -m bertjax.show --config=... [--step=N] [--batches=N]
 
-Prints rows as they are gathered, chosen from and corrupted, decoded and coloured, and
-statistics over the batches. Of a task it prints what the model gets of a row and what
-is right, and of every set how many rows are cut, how long they are, and their labels.
-`--json` prints the statistics alone, with the hash of every batch (of a task the rows
-too); `--html=FILE` writes all of it as one page; `--examples=N` rows are shown;
-`--hosts=N` makes each batch in N parts. Needs no accelerator and compiles nothing.
+Prints rows as gathered, with the chosen tokens, and corrupted, decoded and colored, and
+statistics over the batches. For a task it prints the model's input and the right answer
+of rows, and for every set how many rows are cut, their lengths and labels. `--json`
+prints only the statistics, with the hash of every batch (for a task also the rows);
+`--html=FILE` writes everything as one page; `--examples=N` rows are shown; `--hosts=N`
+makes each batch in N parts. Needs no accelerator and compiles nothing.
 """
 
 import json
@@ -48,7 +48,8 @@ def main(argv: Sequence[str]) -> int:
 
     from bertjax.reporting.batch_preview import row_lines, set_lines
 
-    resolve.objectives_of(config)  # what they refuse, before the text is read
+    # let objectives refuse the config before the text is read
+    resolve.objectives_of(config)
     results, rows = inspect_batches(args)
     if args.html:
         markup = [(row.heading, row.markup) for row in rows]
@@ -71,8 +72,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def inspect_batches(args: Any) -> tuple[dict[str, Any], list[Any]]:
-    """Return statistics over the batches, and a RowPreview for each of the first
-    rows."""
+    """Return statistics over the batches, and RowPreviews of the first rows."""
     from bertjax.data.batch_statistics import OF_TEXT, Statistics
     from bertjax.data.batches import batch_sha256
     from bertjax.data.loader import stream
@@ -85,7 +85,7 @@ def inspect_batches(args: Any) -> tuple[dict[str, Any], list[Any]]:
     statistics, rows = Statistics(tokenizer, tuple(prepared.parts)), []
     steps = range(args.step, args.step + args.batches)
 
-    def make(step: int) -> dict[str, np.ndarray]:  # of the parts of the hosts
+    def make(step: int) -> dict[str, np.ndarray]:  # from the parts of all hosts
         phase = course.at(step)
         share = phase.batch_size // args.hosts
         slices = [slice(h * share, (h + 1) * share) for h in range(args.hosts)]

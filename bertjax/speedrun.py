@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train the best small encoder in a fixed time: python -m bertjax.speedrun
 
-  --track=cpu3h     what is run where, for how long: cpu20m, cpu3h, h200-25min, v5e8
-  --data=DIR        the folder with the files that the text is made of, ten million
-                    words; docs/speedrun.md says where they come from
-  --workdir=DIR     DIR/seed-0, ... are the runs, DIR/speedrun.json what came out
-  --seeds=3         so many runs, which differ in their seed
+  --track=cpu3h     the recipe, device and time: cpu20m, cpu3h, h200-25min, v5e8
+  --data=DIR        the folder with the source files of the text, ten million words;
+                    docs/speedrun.md says where they come from
+  --workdir=DIR     the runs are DIR/seed-0, ..., the results DIR/speedrun.json
+  --seeds=3         the number of runs, which differ in their seed
   --against=DIR     compare with an entry's runs (Welch's t test)
   [--config=FILE] [--config.KEY=VALUE ...]   another recipe than the track's own
 
-Text, tokenizer, held-out rows with their masks, minimal pairs and time are the track's;
-everything else is yours. A track that needs a device that is not here says what it
-would run. Repeat the command to resume.
+The track fixes text, tokenizer, held-out rows with their masks, minimal pairs and time;
+you choose everything else. If the track's device is not available, the command prints
+the runs' commands instead. Repeat the command to resume.
 """
 
 import json
@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
     check_recipe(args.track, config)
     validate.check(config)
     scorer = check_scored(config, args.scorer)
-    resolve.set_flags(config)  # before devices are looked at
+    resolve.set_flags(config)  # before the devices are checked
     if wrong := check_devices(args.track, track):
         for seed, arguments in runs.items():
             print(shlex.join(command(arguments, path, seed)))
@@ -94,7 +94,8 @@ def main(argv: Sequence[str]) -> int:
         parsed = command_line.parse(arguments)
         overrides = json.loads(parsed.overrides)
         status = train.train(parsed.config, str(run), overrides=overrides, stop=stop)
-        stop.training = False  # what follows has nothing to save, and ends at once
+        # the rest has nothing to save, so a signal ends it at once
+        stop.training = False
         if status or stop.number:
             return status or stop.status
         found.append(score(run, seed, track, text, scorer))
@@ -103,9 +104,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def check_scored(config: Any, scorer: str | None) -> str:
-    """Refuse what the rules could not score after its run: UserError.
+    """Refuse a run that the rules could not score, and return the scorer of the pairs.
 
-    Returns the scorer of the pairs, by default that of the objective.
+    The default scorer is the objective's. Raises UserError.
     """
     learnt = resolve.learnt_objectives(config)
     is_decoder = bool(in_effect(config.model.to_dict()).get("is_decoder"))
@@ -124,8 +125,11 @@ def check_scored(config: Any, scorer: str | None) -> str:
 def with_recipe(
     track: Track, given: Sequence[str], text: Path | None = None
 ) -> list[str]:
-    """Return a run's arguments: the track's recipe unless another is given, its own
-    length unless given, what is given, and the rules' where the text is known."""
+    """Return the arguments of a run.
+
+    They are the track's recipe and its length unless others are given, then the given
+    ones, then those that the rules fix, if the text is known.
+    """
     own = any(word.startswith(("--config=", "-config=")) for word in given)
     arguments = [] if own else [f"--config={track.config}"]
     arguments += [] if own else [f"--config.{flag}" for flag in track.flags]
@@ -134,7 +138,7 @@ def with_recipe(
 
 
 def command(arguments: Sequence[str], path: Path, seed: int) -> list[str]:
-    """Return the command of a run."""
+    """Return the command line of a run."""
     run = f"--workdir={path / f'seed-{seed}'}"
     return ["python", "-m", "bertjax.train", *arguments, run]
 
@@ -142,7 +146,7 @@ def command(arguments: Sequence[str], path: Path, seed: int) -> list[str]:
 def score(
     run: Path, seed: int, track: Track, text: Path, scorer: str
 ) -> dict[str, Any]:
-    """Return the record of a finished run; it is made once for a scorer."""
+    """Return the record of a finished run; it is computed once per scorer."""
     file = run / records.FILE
     if file.exists():
         known = json.loads(file.read_text())
@@ -162,7 +166,7 @@ def score(
 
 
 def evaluate_run(run: Path, what: str, *flags: str) -> dict[str, Any]:
-    """Return what bertjax.evaluate says of a run."""
+    """Return the result of bertjax.evaluate for a run."""
     argv = [f"--workdir={run}", f"--what={what}", *flags]
     args = command_line.parse(argv, evaluate.FLAGS, needs_config=False)
     return dict(load_scorer(what).score(args, str(run), "--workdir").objects[0])
@@ -181,7 +185,7 @@ def report(
     found: Sequence[records.Record],
     theirs: Sequence[records.Record] | None,
 ) -> int:
-    """Print what the runs took and reached; status 2 where they took too long."""
+    """Print times and scores of the runs; raise UserError if they took too long."""
     summary = records.summarise(found, track)
     if theirs:
         summary["against"] = records.compare(found, theirs)

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finetune with many seeds and rates in one program, and say how much they scatter.
+"""Finetune with many seeds and rates in one program, and measure their spread.
 
 python -m bertjax.sweep --config=finetune/classify.py --workdir=DIR --seeds=5
     [--lrs=2e-5,3e-5] [--at_once=N] [--json] [--config.KEY=VALUE ...]
 
-A seed decides the new head, dropout and the order of the rows. DIR holds the best run,
-by the first metric of the first validation set, for predict and convert, and in
-sweep.json the scores of all. --config.eval.best=auto compares runs at their best
-evaluations, and keeps the best one's parameters there; --config.eval.patience=N ends a
-run after N that were no better. SIGTERM and SIGINT save all runs (status 143, 130).
-Repeat the command to resume; with more --seeds or --lrs a finished sweep trains those
-that are new.
+A seed determines the new head, dropout and the order of the rows. DIR gets the best run
+by the first metric of the first validation set, for predict and convert, and sweep.json
+with the scores of all runs. --config.eval.best=auto compares runs at their best
+evaluations, and keeps the best one's parameters from there; --config.eval.patience=N
+ends a run after N evaluations without improvement. SIGTERM and SIGINT save all runs
+(status 143, 130). Repeat the command to resume; with more --seeds or --lrs a finished
+sweep trains the new runs.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks.tables import silent
 from bertjax.training.signals import Stopped, StopSignal
 
-# Keys of single runs: those that a sweep cannot follow, and those that tell it nothing.
+# Keys of single runs that a sweep does not support, and those without effect on it.
 FOREIGN = "optim.ema", "budget_minutes", "profile.steps", "steps_per_call"
 FOREIGN = *FOREIGN, "guard.nonfinite", "optim.freeze", "teacher"
 SILENT = "log.", "checkpoint.", "guard.rewinds"
@@ -84,10 +84,10 @@ def run(
     path: Path,
     stop: StopSignal | None = None,
 ) -> dict[str, Any]:
-    """Check everything and sweep over `seeds` seeds x rates, in the workdir `path`.
+    """Check everything, then sweep over `seeds` seeds x rates, in the workdir `path`.
 
-    argv: the config and its overrides; lrs: none takes the config's. Raises UserError,
-    and Stopped when `stop` told of a signal and all runs are saved.
+    argv: the config and its overrides; lrs: if empty, the config's rate. Raises
+    UserError, and Stopped after a signal to `stop`, once all runs are saved.
     """
     args = command_line.parse(argv)
     config, overrides = args.config, json.loads(args.overrides)
@@ -107,7 +107,7 @@ def run(
 
 
 def read_rates(given: Sequence[str]) -> list[float]:
-    """Read learning rates. Raises UserError."""
+    """Parse learning rates. Raises UserError."""
     rates: list[float] = []
     with contextlib.suppress(ValueError):
         rates = [float(word) for word in given]
@@ -117,7 +117,7 @@ def read_rates(given: Sequence[str]) -> list[float]:
 
 
 def check(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
-    """Refuse what can be seen to be no sweep: UserError."""
+    """Refuse configs that a sweep cannot run. Raises UserError."""
     validate.check(config)
     if not tasks.is_task(config):
         raise UserError(
@@ -152,9 +152,9 @@ def sweep(
     overrides: dict[str, Any],
     stop: StopSignal | None = None,
 ) -> dict[str, Any]:
-    """Train all runs (seed, rate) to the end and return what sweep.json holds.
+    """Train all runs (seed, rate) to the end, and return the content of sweep.json.
 
-    Raises UserError, and Stopped as `run` does.
+    Raises UserError, and Stopped like `run`.
     """
     import jax
 
@@ -174,7 +174,7 @@ def sweep(
     todo, own = runs, facts
     if before:
         todo = check_finished(path, before, facts, config)
-        forget_members(path, before["facts"]["runs"])  # else killed just before that
+        forget_members(path, before["facts"]["runs"])  # left by a kill just before this
         if not todo:
             cli.say(f"{path} is done")
             return before

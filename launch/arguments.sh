@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
 #
-# What the launchers share: sourced by them, after their `set -euo pipefail`.
+# Functions of all launchers, sourced after their `set -euo pipefail`.
 
 die() { echo "error: $*" >&2; exit 2; }
 
-# Say what status 134 (SIGABRT) means, where it is among the statuses of all hosts.
+# Explain status 134 (SIGABRT) if it is among the statuses of the hosts.
 explain() {
   [[ " $* " != *' 134 '* ]] ||
     echo "status 134: host 0 or its connection is gone: jax's service ran there, and \
 aborts the others; where host 0 is well, the log says what aborted"
 }
 
-# Run a command; under --dry-run ($dry) print it as a shell would read it.
+# Run a command; under --dry-run ($dry) print it, quoted for a shell.
 act() {
   if [[ -n $dry ]]; then
     printf '%q ' "$@"
@@ -23,8 +23,8 @@ act() {
   fi
 }
 
-# The value of a flag among the arguments of bertjax.train: value FLAG ARGUMENTS. What
-# looks like the next flag is none.
+# Print the value of a flag among the arguments of bertjax.train: value FLAG ARGUMENTS.
+# A word that looks like the next flag is not a value.
 value() {
   local flag=$1 found=''
   shift
@@ -38,7 +38,7 @@ value() {
   echo "$found"
 }
 
-# Refuse here what bertjax.train would refuse on machines that cost money.
+# Refuse arguments here that bertjax.train would refuse on machines that cost money.
 check() {
   local flag word
   for word in "$@"; do
@@ -51,7 +51,7 @@ check() {
   done
 }
 
-# The same, on machines whose disks end with them.
+# The same, for machines that lose their disks.
 check_bucket() {
   check "$@"
   [[ $(value workdir "$@") == gs://?* ]] ||

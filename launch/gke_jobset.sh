@@ -1,25 +1,25 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# A run on TPUs of a GKE cluster, as a JobSet (docs/tpu.md): a job a slice, a pod a
-# host; when a pod is lost, all of them are started anew and the run resumes.
+# A run on TPUs of a GKE cluster, as a JobSet (docs/tpu.md): a job per slice, a pod per
+# host. If a pod is lost, all are restarted and the run resumes.
 #
 #   launch/gke_jobset.sh [--dry-run] OPTIONS COMMAND [-- ARGUMENTS OF bertjax.train]
 #
 #   run     submit it            logs    follow the first pod
 #   state   pods and restarts    delete  end it (SIGTERM: the step is saved first)
 #
-#   --name=N              of the JobSet
+#   --name=N              name of the JobSet
 #   --image=I             a container image with bertjax[tpu] installed
 #   --accelerator=A       tpu-v5-lite-podslice, tpu-v5p-slice, tpu-v6e-slice ...
-#   --topology=T          of a slice: 4x4, 2x2x2 ...
-#   --chips=N             a host (default 4)
+#   --topology=T          topology of a slice: 4x4, 2x2x2 ...
+#   --chips=N             chips per host (default 4)
 #   --slices=N            more than one: multi-slice (default 1)
-#   --spot                on spot nodes
-#   --restarts=N          at most (default 100)
+#   --spot                use spot nodes
+#   --restarts=N          restarts at most (default 100)
 #
-# --dry-run prints the commands it would run and the JobSet, and runs none. The cluster
-# needs a TPU node pool of that accelerator and topology, and the JobSet controller.
+# --dry-run prints the commands and the JobSet, and runs nothing. The cluster needs a
+# TPU node pool of that accelerator and topology, and the JobSet controller.
 set -euo pipefail
 
 # shellcheck source-path=SCRIPTDIR source=arguments.sh
@@ -55,7 +55,7 @@ for option in image accelerator; do
   [[ ${!option} != *[[:space:]]* ]] || die "--$option has spaces in it"
 done
 
-# Slices that GKE has; in three dimensions larger ones are multiples of 4.
+# Check for slices that GKE has; larger three-dimensional ones are multiples of 4.
 check_slice() {
   local shapes four='([48]|[2468][048]|[13579][26])'
   case $accelerator in
@@ -69,7 +69,7 @@ tpu-v5-lite-podslice tpu-v5p-slice tpu-v6e-slice tpu7x" ;;
     die "--topology=$topology is no slice of $accelerator: e.g. 4x4 (v5e, v6e), 2x2x2"
 }
 
-# The JobSet; "$@" are the arguments of bertjax.train.
+# Print the JobSet; "$@" are the arguments of bertjax.train.
 jobset() {
   local hosts argument all=1
   for argument in ${topology//x/ }; do all=$((all * argument)); done

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run one training as N processes on this machine, as a pod would.
+"""Run one training as N processes on this machine, as on a pod.
 
     python launch/local_hosts.py --hosts=2 --devices=4 -- --config=... --workdir=...
 
-Everything after -- goes to bertjax.train. Ends with the worst exit status of the
-processes and one line about what happened. When one is lost, the others get
---grace seconds to end by themselves; a stopped one is found out by the others
-(config.hosts.timeout), and named here.
+Everything after -- is passed to bertjax.train. The exit status is the worst one of the
+processes, with one line about what happened. If a process is lost, the others get
+--grace seconds to end by themselves. The others also notice a process that is stopped
+(config.hosts.timeout), and its host is named here.
 """
 
 import argparse
@@ -18,7 +18,8 @@ import sys
 import time
 from pathlib import Path
 
-STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # a signal, and all is saved
+# after a signal, with everything saved
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 def main() -> int:
@@ -44,7 +45,7 @@ def main() -> int:
     with socket.socket() as s:
         s.bind(("localhost", 0))
         address = f"localhost:{s.getsockname()[1]}"
-    came: list[int] = []  # signals, which all processes get once all have begun
+    came: list[int] = []  # signals, to be sent to all processes once all have started
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: came.append(number))
     flags = os.environ.get("XLA_FLAGS", "")
@@ -65,14 +66,14 @@ def main() -> int:
     ]
     ended, killed = wait(processes, args.grace, came)
     codes = [status(p) for p in processes]
-    # What this launcher killed itself says nothing.
+    # The status of a process that this launcher killed means nothing.
     worst = max((codes[h] for h in ended if h not in killed), key=badness, default=1)
     print(f"{args.hosts} hosts: {describe(codes, ended, killed)}", file=sys.stderr)
     return worst
 
 
 def mistake(args: argparse.Namespace) -> str:
-    """Say what is wrong with the arguments; "" where nothing is."""
+    """Describe what is wrong with the arguments, or return ""."""
     for name in ("hosts", "devices"):
         if getattr(args, name) < 1:
             return f"--{name}={getattr(args, name)} is below 1"
@@ -86,7 +87,7 @@ def mistake(args: argparse.Namespace) -> str:
 
 
 def value(flag: str, arguments: list[str]) -> str:
-    """Return the last value of a flag; "" where what follows is the next flag."""
+    """Return the last value of a flag, or "" if the next word is another flag."""
     found = ""
     for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
         name, equals, rest = word.partition("=")
@@ -97,22 +98,23 @@ def value(flag: str, arguments: list[str]) -> str:
 
 
 def status(process: subprocess.Popen) -> int:
-    """Return an exit status as a shell gives it: 128 + the signal that killed."""
+    """Return an exit status as a shell does: 128 + the signal that killed."""
     code = process.poll()
     return 128 - code if code < 0 else code
 
 
 def badness(code: int) -> tuple[bool, bool, int]:
-    """Order exit statuses: saved, failed, and worst a config at fault."""
+    """Order exit statuses by severity: saved, failed, and worst a faulty config."""
     return code == 2, code not in (0, *STOPPED), code
 
 
 def wait(
     processes: list[subprocess.Popen], grace: float, came: list[int]
 ) -> tuple[list[int], dict[int, str]]:
-    """Wait for all: (hosts in the order they ended, what those killed here did).
+    """Wait for all; return (hosts in the order of their
+    ends, state of those killed here).
 
-    came: signals to send on, which are taken out.
+    came: signals to pass on, which are removed from the list.
     """
     ended: list[int] = []
     killed: dict[int, str] = {}
@@ -121,7 +123,7 @@ def wait(
         while came:
             number = came.pop(0)
             for process in processes:
-                process.send_signal(number)  # none to one that has ended
+                process.send_signal(number)  # sends nothing if it has ended
         for host, process in enumerate(processes):
             if host not in ended and process.poll() is not None:
                 ended.append(host)
@@ -137,7 +139,7 @@ def wait(
 
 
 def state(pid: int) -> str:
-    """Say what a process does that does not end."""
+    """Describe the state of a process that does not end."""
     try:
         letter = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except OSError:
@@ -146,7 +148,7 @@ def state(pid: int) -> str:
 
 
 def describe(codes: list[int], ended: list[int], killed: dict[int, str]) -> str:
-    """Say in one line what happened, and on which host."""
+    """Describe in one line what happened, and on which host."""
     if not any(codes):
         return "done"
     if set(codes) <= {0, *STOPPED}:

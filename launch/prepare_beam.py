@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepare text with Apache Beam: the same pieces as bertjax.prepare, on any runner.
+"""Prepare text with Apache Beam: the pieces of bertjax.prepare, on any runner.
 
     pip install 'bertjax[beam]'
     python launch/prepare_beam.py --config=bert.py --config.data.train='corpus/*.txt'
 
-takes a config and its keys, as bertjax.prepare does, and Beam's own flags; without any
-of these it runs here (DirectRunner). On Google Cloud Dataflow text and cache are in
-buckets, and the workers need this package:
+It accepts a config and its keys, like bertjax.prepare, and Beam's own flags; without
+any of these it runs here (DirectRunner). On Google Cloud Dataflow, text and cache are
+in buckets, and the workers need this package:
 
     pip install 'apache-beam[gcp]' gcsfs
     python launch/prepare_beam.py --config=bert.py \\
@@ -17,8 +17,8 @@ buckets, and the workers need this package:
       --max_num_workers=64 --number_of_worker_harness_threads=1
 
 The tokenizer is loaded or trained here and sent along. Pieces and stores that are
-already in the cache are not made again, so a pipeline that failed is simply repeated;
-training with the same data.cache finds the stores.
+already in the cache are kept, so repeat a pipeline that failed; training with the same
+data.cache finds the stores.
 """
 
 import sys
@@ -42,7 +42,7 @@ def say(text: str) -> None:
 
 
 class _Worker(beam.DoFn):
-    """What both steps hold: the encoder, and the cache as this machine sees it."""
+    """Base of both steps: holds the encoder, and opens the cache on this machine."""
 
     def __init__(self, encoder: Encoder, cache: Cache) -> None:
         self.encoder = encoder
@@ -53,7 +53,7 @@ class _Worker(beam.DoFn):
 
 
 class EncodePiece(_Worker):
-    """Encode a piece into the cache; yield its name there."""
+    """Encode a piece into the cache, and yield its name there."""
 
     def process(self, piece: Piece) -> Iterable[str]:
         encode_piece(self.encoder, piece, self.cache)
@@ -61,7 +61,7 @@ class EncodePiece(_Worker):
 
 
 class MergeComponent(_Worker):
-    """Merge a component once every piece is `done`; yield its store's name."""
+    """Merge a component once every piece is `done`, and yield its store's name."""
 
     def process(self, component: Component, done: Iterable[str]) -> Iterable[str]:
         component.merge(self.encoder, self.cache, self.cache, say)
@@ -69,7 +69,7 @@ class MergeComponent(_Worker):
 
 
 def check_options(words: Sequence[str]) -> None:
-    """Refuse flags of bertjax.prepare, which Beam would pass over: UserError."""
+    """Refuse flags of bertjax.prepare, which Beam would ignore. Raises UserError."""
     for word in words:
         name = word.lstrip("-").partition("=")[0]
         if word.startswith("-") and name in prepare.FLAGS:

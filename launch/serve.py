@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Serve what `bertjax.convert --format=onnx` or `--format=stablehlo` wrote, over HTTP.
+"""Serve an export of `bertjax.convert --format=onnx` or `--format=stablehlo` over HTTP.
 
     python launch/serve.py --model=DIR [--port=8000]
     curl -d '{"texts": ["The capital of France is [MASK]."]}' localhost:8000/predict
 
-One file without bertjax: copy it. It needs numpy, tokenizers, and onnxruntime or jax.
-Texts are a list of strings, or of pairs of strings: premise and hypothesis, question
-and context. Answers come in their order. Requests that wait share a batch.
+This file does not need bertjax: copy it. It needs numpy, tokenizers, and onnxruntime or
+jax. Texts are a list of strings, or of pairs of strings: premise and hypothesis,
+question and context. Answers come in the same order. Waiting requests share a batch.
 """
 
 import argparse
@@ -28,20 +28,20 @@ import numpy as np
 from tokenizers import Tokenizer
 
 LARGEST = 1 << 20  # bytes of a request
-TOP = 5  # guesses for a blank
-LONGEST = 30  # pieces of an answer, where the card does not say
-HALVES = re.compile("[\ud800-\udfff]")  # of characters, which JSON can write
+TOP = 5  # guesses per blank
+LONGEST = 30  # pieces of an answer, if the card does not say
+HALVES = re.compile("[\ud800-\udfff]")  # surrogates, which JSON can contain
 
 
 # ---------------------------------------------------------------- the two formats
 def load_stablehlo(folder):
-    """Return (card, run); run(input_ids=..., ...) pads to the next program's shape."""
+    """Return (card, run); run(input_ids=..., ...) pads to the next larger program."""
     import jax
 
     folder = pathlib.Path(folder)
     card = json.loads((folder / "card.json").read_text("utf-8"))
     data = np.memmap(folder / card["weights"], np.uint8, "r")
-    begin = 8 + int(data[:8].view("<u8")[0])  # of the numbers, behind their names
+    begin = 8 + int(data[:8].view("<u8")[0])  # where numbers begin, after their names
     weights, known = {}, {}
     for name, about in json.loads(data[8:begin].tobytes()).items():
         if name != "__metadata__":
@@ -71,7 +71,7 @@ def load_stablehlo(folder):
 
 
 def load_onnx(folder, threads=0):
-    """Return (card, run); run(input_ids=..., ...) takes any shape."""
+    """Return (card, run); run(input_ids=..., ...) accepts any shape."""
     import onnxruntime
 
     card = json.loads((folder / "card.json").read_text("utf-8"))
@@ -80,7 +80,7 @@ def load_onnx(folder, threads=0):
     session = onnxruntime.InferenceSession(
         str(folder / card["file"]), options, providers=["CPUExecutionProvider"]
     )
-    # Hidden states are for others: what needs them makes vectors of its own.
+    # Nothing here uses hidden states; programs for vectors have an output for them.
     wanted = [name for name in card["outputs"] if name != "last_hidden_state"]
 
     def run(**batch):
@@ -92,7 +92,7 @@ def load_onnx(folder, threads=0):
 
 # ---------------------------------------------------------------- texts and answers
 class Server:
-    """Answer texts in batches: a thread takes all that wait, up to `most` at once."""
+    """Answer texts in batches: one thread takes all that wait, up to `most` at once."""
 
     def __init__(self, folder, most, threads):
         card = json.loads((folder / "card.json").read_text("utf-8"))
@@ -111,7 +111,7 @@ class Server:
         threading.Thread(target=self.work, daemon=True).start()
 
     def answer(self, texts):
-        """Return an answer a text. Raises ValueError for what cannot be answered."""
+        """Return one answer per text. Raises ValueError for texts it cannot answer."""
         rows = [(self.encode(text), text, Future()) for text in texts]
         for row in rows:
             self.waiting.put(row)
@@ -154,7 +154,7 @@ class Server:
                     future.set_result(
                         make(row, text, {k: v[i] for k, v in found.items()})
                     )
-            except Exception:  # goes to those who wait
+            except Exception:  # report it to those who wait
                 traceback.print_exc()
                 for _, _, future in rows:
                     if not future.done():
@@ -187,7 +187,8 @@ class Server:
             logits = logits[blanks]
         masks, known = [], self.tokenizer.get_vocab_size()
         for odds in softmax(logits[: len(blanks)]):
-            best = np.argsort(-odds[:known])[:TOP]  # what is beyond is padding
+            # ids beyond the vocabulary are padding
+            best = np.argsort(-odds[:known])[:TOP]
             names = [self.tokenizer.id_to_token(int(i)) for i in best]
             pairs = zip(names, odds[best].tolist(), strict=True)
             masks.append([{"token": t, "probability": p} for t, p in pairs])
@@ -198,12 +199,12 @@ class Server:
             return {"value": float(found["logits"][0])}
         odds, each = softmax(found["logits"]), dict.fromkeys(self.card["labels"], 0.0)
         for name, share in zip(self.card["labels"], odds.tolist(), strict=True):
-            each[name] += share  # classes of a model may have one name
+            each[name] += share  # several classes of a model may share a name
         label = max(each, key=each.get)
         return {"label": label, "score": each[label], "probabilities": each}
 
     def token_classification(self, row, text, found):
-        """Say of each word its tag: that of its first piece."""
+        """Return the tag of each word, which is that of its first piece."""
         odds, words = softmax(found["logits"]), {}
         for i, word in enumerate(row.word_ids):
             if word is not None and row.sequence_ids[i] == 0:
@@ -222,8 +223,11 @@ class Server:
         }
 
     def question_answering(self, row, text, found):
-        """Give the best span of the context; "" where the model doubts that there is an
-        answer by more than its threshold, if it has one."""
+        """Return the best span of the context.
+
+        The answer is "" if the null score exceeds it by
+        more than the model's threshold.
+        """
         inside = np.array([n == 1 for n in row.sequence_ids])
         size = len(row.ids)
         scores = found["start_logits"][:size, None] + found["end_logits"][None, :size]
@@ -256,7 +260,7 @@ def softmax(logits):
 
 # ---------------------------------------------------------------- HTTP
 def texts_of(body):
-    """Return the texts of a request. Raises ValueError."""
+    """Parse the texts of a request. Raises ValueError."""
     try:
         given = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -269,7 +273,7 @@ def texts_of(body):
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    timeout = 60  # seconds for a client that says nothing
+    timeout = 60  # seconds for a silent client
 
     def do_GET(self):
         if self.path != "/health":
@@ -280,19 +284,19 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal():
-            self.close_connection = True  # where the next request begins nobody knows
+            self.close_connection = True  # the start of the next request is unknown
             return self.reply(411, {"error": "no Content-Length that is a number"})
         size = int(length)
         if size > LARGEST:
             while size > 0 and self.rfile.read(min(size, LARGEST)):
-                size -= LARGEST  # who is still sending hears no answer
+                size -= LARGEST  # a client that is still sending reads no answer
             return self.reply(413, {"error": f"more than {LARGEST} bytes"})
         body = self.rfile.read(size)
         if self.path != "/predict":
             return self.reply(404, {"error": "GET /health, or POST /predict"})
         try:
             answers = self.server.model.answer(texts_of(body))
-        except ValueError as error:  # whose words are for the client
+        except ValueError as error:  # its message is for the client
             return self.reply(400, {"error": str(error)})
         except Exception as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
@@ -330,7 +334,7 @@ def main():
     server.daemon_threads = True
     try:
         server.model = Server(folder, flags.batch_size, flags.threads)
-    except Exception as error:  # a file that is damaged or not there, or a package
+    except Exception as error:  # a damaged or missing file, or a missing package
         parser.error(f"--model={flags.model}: {type(error).__name__}: {error}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     print(f"serving http://{flags.host}:{server.server_port}/predict", flush=True)

@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# A run on GPUs of a Slurm cluster (docs/gpu.md): a process a GPU. At the end of the
-# time, or when the nodes are taken away, the step is saved and the job queued again;
-# a lost process ends the others, and the job is queued again too.
+# A run on GPUs of a Slurm cluster (docs/gpu.md), with one process per GPU. At the end
+# of its time, or when the nodes are taken away, the step is saved and the job queued
+# again. If a process is lost, the others end, and the job is queued again too.
 #
 #   launch/slurm.sh [--dry-run] OPTIONS -- ARGUMENTS OF bertjax.train
 #
-#   --nodes=N             (default 1)
-#   --gpus=N              a node (default 1)
-#   --cpus=N              a GPU (default 8)
-#   --time=T              of one turn (default 24:00:00)
-#   --name=N              of the job and its log (default bertjax)
-#   --restarts=N          after failures in a row, at most (default 10)
-#   --python=P            (default python)
-#   --sbatch=OPTION       more for sbatch, e.g. --sbatch=--partition=a100; repeatable
+#   --nodes=N             nodes (default 1)
+#   --gpus=N              GPUs per node (default 1)
+#   --cpus=N              CPUs per GPU (default 8)
+#   --time=T              time limit of one turn (default 24:00:00)
+#   --name=N              name of the job and its log (default bertjax)
+#   --restarts=N          at most so many after failures in a row (default 10)
+#   --python=P            Python to run (default python)
+#   --sbatch=OPTION       pass to sbatch, e.g. --sbatch=--partition=a100; repeatable
 #
-# --dry-run prints every command it would run, and runs none.
+# --dry-run prints every command and runs none.
 set -euo pipefail
 
 # shellcheck source-path=SCRIPTDIR source=arguments.sh
@@ -29,7 +29,7 @@ given=()
 own=1
 for word in "$@"; do
   [[ $word != -- ]] || own=''
-  # What is printed is to be run.
+  # The printed command must really run.
   [[ $own && $word == --dry[-_]run ]] || given+=("$word")
 done
 while (($#)); do
@@ -59,14 +59,15 @@ done
 for word in ${more[@]+"${more[@]}"}; do
   [[ $word == -* ]] || die "--sbatch=$word is no option of sbatch"
 done
-# It begins the names of files.
+# The name begins the names of files.
 [[ $name != -* && $name != *[/[:space:]]* ]] ||
   die "--name=$name: without / and spaces, and no - first"
 check "$@"
 [[ -n $dry ]] || command -v "$python" > /dev/null ||
   die "--python=$python is not there"
 
-# What tasks wrote (slurm_task.py), "STATUS TASKS" a line; a shared disk may be late.
+# Print what the tasks wrote (slurm_task.py), "STATUS TASKS" per
+# line; a shared disk may be late.
 written() {
   local tries=0 each=''
   while ((tries++ < 10)); do
@@ -77,12 +78,12 @@ written() {
   echo "$each"
 }
 
-# Inside the job: one task a GPU; jax finds the others by Slurm's variables.
+# Runs in the job: one task per GPU; jax finds the others by Slurm's variables.
 train() {
   unset BERTJAX_SLURM_JOB  # or what submits from there would not
   local status=0 mine="$name-${SLURM_JOB_ID:-JOB}" failures=0 each
   [[ -n $dry ]] || { rm -rf "$mine.statuses" && mkdir "$mine.statuses"; }
-  # srun does not take --cpus-per-task from sbatch (Slurm 22.05 and later).
+  # srun does not inherit --cpus-per-task from sbatch (Slurm 22.05 and later).
   act srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-$cpus}" \
     "$python" "$here/slurm_task.py" "$mine.statuses" \
     "$python" -m bertjax.train --multihost "$@" || status=$?
@@ -108,7 +109,7 @@ train() {
     fi
   fi
   rm -rf "$mine.statuses"
-  # Slurm's own count has the planned turns too; this one lies beside the log.
+  # Slurm's own count includes planned turns; this one is stored beside the log.
   [[ ! -s $mine.failures ]] || failures=$(< "$mine.failures")
   case $status in
     0 | 2) rm -f "$mine.failures"; return "$status" ;;  # 2: the config is at fault
@@ -122,13 +123,13 @@ train() {
   scontrol requeue "$SLURM_JOB_ID"
 }
 
-# Slurm's variables alone tell nothing: this may be called inside another job (salloc,
-# a notebook's).
+# Slurm's variables alone prove nothing: this may be called inside
+# another job (salloc, a notebook's).
 if [[ -n ${BERTJAX_SLURM_JOB:-} && -z $dry ]]; then
   train "$@"
 else
-  # SIGTERM to the tasks two minutes before the end of the time. Wrapped, since Slurm
-  # would copy a script to where it finds nothing that lies beside it.
+  # Slurm sends SIGTERM to the tasks two minutes before the time ends. The script is
+  # wrapped, because Slurm would copy it to a place without the files beside it.
   [[ -z $dry ]] || unset SLURM_JOB_ID SLURM_CPUS_PER_TASK
   job='exec env BERTJAX_SLURM_JOB=1 bash' quote="'" quoted="'\\''"
   for word in "$here/slurm.sh" "${given[@]}"; do

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run one task of a Slurm job and write its exit status down, for launch/slurm.sh.
+"""Run one task of a Slurm job and record its exit status, for launch/slurm.sh.
 
     python launch/slurm_task.py FOLDER COMMAND ...
 
-What srun returns for all tasks may be that of one which a failure elsewhere stopped:
-143, as if all were saved (seen with Slurm 22.05). So FOLDER/<task> gets the status and
-the number of tasks. Slurm may signal this process alone: signals are handed on.
+srun's own status for all tasks may be 143, as if all were saved, when a task was only
+stopped by a failure elsewhere (seen with Slurm 22.05). So FOLDER/<task> gets the status
+and the number of tasks. Slurm may signal this process alone, so it passes signals on.
 """
 
 import os
@@ -23,7 +23,7 @@ def main() -> int:
         if child is None:
             early.append(number)
         else:
-            child.send_signal(number)  # nothing where it has ended
+            child.send_signal(number)  # does nothing if it has ended
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, hand_on)
@@ -44,5 +44,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # Python would give signals their own way back before it ends.
+    # Python would restore the signals' default handlers before it ends.
     os._exit(main())

@@ -1,32 +1,32 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# A run on Cloud TPU VMs, one slice or several, by queued resources (docs/tpu.md).
+# A run on Cloud TPU VMs, with one or several slices, by queued resources (docs/tpu.md).
 #
 #   launch/tpu_vm.sh [--dry-run] OPTIONS COMMAND [-- ARGUMENTS OF bertjax.train]
 #
-#   create    ask for the TPUs and wait until they are there
+#   create    request the TPUs and wait until they are ready
 #   install   install bertjax on all workers
-#   run       start the training on all workers; it goes on without this terminal
+#   run       start the training on all workers; it does not need this terminal
 #   keep      create, install, run; repeat what is needed until the run is done:
-#             after a preemption the TPUs are asked for anew and the run resumes
+#             after a preemption it requests the TPUs again and the run resumes
 #   logs      follow the first worker's log
-#   status    of every worker: its name, and its exit status or "running"
+#   status    print every worker's name, and its exit status or "running"
 #   stop      end the run: all workers save the same step (SIGTERM)
-#   delete    give the TPUs back
+#   delete    release the TPUs
 #
-#   --name=N --zone=Z     of the queued resource
+#   --name=N --zone=Z     name and zone of the queued resource
 #   --type=T              v5litepod-16, v5p-32, v6e-64, v4-32 ...
-#   --version=V           of the image; default: what fits the type
+#   --version=V           version of the image; default: the one for the type
 #   --slices=N            more than one: multi-slice (default 1)
 #   --spot                may be preempted, and costs less
 #   --project=P           default: gcloud's own
 #   --package=P           what pip installs, e.g. 'bertjax[tpu] @ git+https://...'
 #   --setup=COMMAND       on every worker after installing, e.g. to fetch a vocabulary:
 #                         'gcloud storage cp gs://BUCKET/vocab.txt /tmp/vocab.txt'
-#   --poll=SECONDS        between two looks (default 60)
+#   --poll=SECONDS        seconds between two checks (default 60)
 #
-# --dry-run prints every command it would run, and runs none.
+# --dry-run prints every command and runs none.
 set -euo pipefail
 
 # shellcheck source-path=SCRIPTDIR source=arguments.sh
@@ -64,12 +64,12 @@ where=("--zone=$zone" ${project:+"--project=$project"})
 
 queued() { act gcloud compute tpus queued-resources "$@" "${where[@]}"; }
 
-# A command line on every worker of every slice, at the same time.
+# Run a command line on every worker of every slice, at the same time.
 everywhere() {
   queued ssh "$name" --worker=all --node=all --batch-size=1024 --command="$1"
 }
 
-# The request's state; ABSENT where there is none, UNKNOWN where gcloud does not say.
+# Print the request's state: ABSENT if there is none, UNKNOWN if gcloud does not say.
 state() {
   local look=(describe "$name" '--format=value(state.state)') errors
   if [[ -n $dry ]]; then
@@ -115,13 +115,13 @@ create() {
   done
 }
 
-# No default: a name on a package index may be anybody's.
+# There is no default, because anybody may own a name on a package index.
 check_package() {
   [[ -n $package ]] || die "--package is missing: 'bertjax[tpu] @ git+https://...'"
 }
 
-# The images' own Python may be older than 3.11; uv brings one. The last file tells that
-# all of it is there.
+# The images' own Python may be older than 3.11, so uv installs one. The last file
+# marks a complete installation.
 install() {
   everywhere "rm -f ~/bertjax/installed; \
 curl -LsSf https://astral.sh/uv/install.sh | sh && \
@@ -130,7 +130,7 @@ curl -LsSf https://astral.sh/uv/install.sh | sh && \
 bash -c $(printf '%q' "${setup:-true}") && touch ~/bertjax/installed"
 }
 
-# Is a run at work there? Its number alone may be another's since.
+# Test whether a run is active. Its process id alone may belong to another process now.
 at_work="{ [[ ! -e ~/bertjax.status && -s ~/bertjax.pid ]] && \
 grep -qs bertjax.train /proc/\$(cat ~/bertjax.pid)/cmdline; }"
 
@@ -144,15 +144,15 @@ wait \$!; echo \$? > ~/bertjax.status' run \
 > /dev/null 2>&1 < /dev/null & sleep 1"
 }
 
-# A worker's name (...-w-INDEX), and its exit status, "running", or 255 where nothing
-# was started or it is gone.
+# Print a worker's name (...-w-INDEX), and its exit status, "running", or 255 if nothing
+# was started or the process is gone.
 status() {
   everywhere "echo \$(hostname) \$(cat ~/bertjax.status 2> /dev/null || \
 { $at_work && echo running || echo 255; })"
 }
 
-# What the workers say; "? silent" where one of them does not answer: gcloud says no
-# more.
+# Print the workers' statuses, or "? silent" if one does not answer, because
+# gcloud then reports no others.
 statuses() {
   local said
   said=$({ status 2> /dev/null || echo '? silent'; } |
@@ -160,7 +160,7 @@ statuses() {
   echo "${said:-? silent}"
 }
 
-# Who says what, in a line of "1 of A B, 143 of C": by_status LINES.
+# Summarize statuses in a line, such as "1 of A B, 143 of C": by_status LINES.
 by_status() {
   awk '$2 ~ /running|[0-9]/ { if (++n[$2] <= 8) names[$2] = names[$2] " " $1 }
     END {
@@ -173,7 +173,7 @@ by_status() {
 
 is_installed() { everywhere 'test -e ~/bertjax/installed'; }
 
-# A look of keep, whose counts these are, at slices without a run: start INSTALLED ...
+# Start a run on slices without one: start INSTALLED ... The counts are those of keep.
 start() {
   if "$1" || install; then
     uninstalled=0
@@ -185,8 +185,8 @@ start() {
   fi
 }
 
-# What an earlier run left (a status 0 or 2 of other arguments) says nothing of this one:
-# it is started, and one that was finished ends at once.
+# A status 0 or 2 of an earlier run with other arguments does not apply to this run, so
+# it is started; one that was finished ends at once.
 keep() {
   local found each said known='' mine='' looks=0 ends=0 fails=0 silent=0 lost=0
   local uninstalled=0
@@ -211,7 +211,7 @@ keep() {
         fails=0
         each=$(statuses)
         said=$(awk '{ print $2 }' <<< "$each" | sort -u | xargs)
-        # Where a worker is gone the others end: those that run have lost none.
+        # If a worker is gone, the others end; while some run, none is lost.
         [[ $said == *silent && $said != *running* ]] || silent=0 lost=0
         case "$mine $said " in
           *' running '*)
