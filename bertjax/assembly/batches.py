@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a config and prepared text to the batches of a run."""
+"""Build the batches of a run from a config and prepared text."""
 
 import functools
 import re
@@ -38,15 +38,18 @@ from bertjax.tasks.tables import Say, silent
 
 
 class Run(NamedTuple):
-    """What a run sees: its batches, how many steps there are, and its phases."""
+    """The batches of a run, its number of steps, and its phases."""
 
     course: batches.Course
     total: int
     phases: tuple[phases.Phase, ...]
 
     def objective_before(self, step: int) -> str:
-        """Return the objective of the phase that led to `step`, of which a course that
-        goes on from there has no batches where the next phase begins."""
+        """Return the objective of the phase that led to `step`.
+
+        The course of a resumed run has no batches of that phase if the next phase
+        begins at `step`.
+        """
         return [p for p in self.phases if p.start < max(step, 1)][-1].objective
 
 
@@ -61,13 +64,13 @@ def make_run(
     total: int | None = None,
     say: Say = silent,
 ) -> Run:
-    """Make the batch function of a run from its config and the stores of data.train.
+    """Build the batch function of a run from its config and the stores of data.train.
 
-    needs: of the objective, or {objective of a phase: its needs}. past: the phases that
-    led to step `at` where a run goes on with another config. total: its steps, where
-    they are known already; counted anew, with phases that have begun where they were
-    planned, they may be others. Raises UserError when the text cannot give what is
-    needed.
+    needs: of the objective, or {objective of a phase: its needs}. past: if a run
+    resumes with another config, the phases that led to step `at`. total: the number of
+    steps if it is known; counting again could give another number, because phases that
+    have begun stay where they were planned. Raises UserError when the text cannot
+    provide what is needed.
     """
     if isinstance(needs, frozenset):
         needs = {"": needs}
@@ -97,13 +100,13 @@ def make_run(
         planned = phases.place_phases(wanted, total, lambda phase: sizes[phase.shape])
         return phases.change_phases(planned, past, at)
 
-    if not at:  # a run that goes on may have been begun with keys that say nothing
+    if not at:  # a resumed run may have been started with keys without effect
         resolve.check_keys(config, map(make_half, wanted))
     if total is None:
         total = phases.count_steps(*durations.unit_of(config, "total"), place)
     placed = place(total)
     for repeat in phases.find_repeats(placed):
-        if repeat.phase not in past:  # else it was said when the run began
+        if repeat.phase not in past:  # otherwise it was reported when the run began
             say(str(repeat))
     ends = [*(phase.start for phase in placed[1:]), total]
     stages = [
@@ -131,7 +134,7 @@ def make_course(
     parts: Mapping[str, Any],
     say: Say = silent,
 ) -> batches.Course:
-    """Make the batches of a config from its first step on, of the stores `parts`."""
+    """Build the batches of a config from its first step on, from the stores `parts`."""
     needs = {name: o.needs for name, o in resolve.objectives_of(config).items()}
     counts = prepared_text.count_tokens(parts)
     tables = make_tables(config, tokenizer, counts, say)
@@ -147,8 +150,10 @@ def make_eval_batches(
     tables: Any,
     say: Say = silent,
 ) -> batches.Batches:
-    """Make the batches of a validation store, the same for every run on this text:
-    one length and mask rate in all phases, and rows whatever the seed."""
+    """Build the batches of a validation store, the same for every run on this text.
+
+    All phases use one length and mask rate, and the rows do not depend on the seed.
+    """
     resolve.check_plan(config, needs)
     seed, length = batches.EVAL_SEED, config.data.length
     rate = resolve.eval_mask_rate(config)
@@ -173,7 +178,7 @@ def make_valid(
     stores: Any,
     *more: Any,
 ) -> dict[str, batches.Batches]:
-    """Make the batches of each validation store; `more` as make_eval_batches has it."""
+    """Build the batches of each validation store; `more`: as for make_eval_batches."""
     return {
         name: make_eval_batches(config, needs, tokenizer, name, store, *more)
         for name, store in stores.items()
@@ -186,10 +191,11 @@ def make_tables(
     counts: np.ndarray | None,
     say: Say = silent,
 ) -> Any:
-    """Make what masking knows of the vocabulary and of the training text's counts [V].
+    """Build the tables of the vocabulary and of the training text's
+    counts [V] for masking.
 
-    Reads data.similar and data.swap, and says which of their words cannot be used, and
-    data.mask_weights.
+    Reads data.similar, data.swap and data.mask_weights, and reports which words of the
+    first two cannot be used.
     """
     masking = read_masker(config.data)
     if not isinstance(masking, Masking):
@@ -214,16 +220,18 @@ def make_tables(
 
 
 def _left_out(words: Similar) -> str:
-    """Say which words of a table cannot be used, and why."""
+    """Describe how many words of a table cannot be used, and why."""
     why = ", ".join(f"{n:,} {why}" for why, n in words.skipped.items() if n)
     return why or "none"
 
 
 class RowForm(NamedTuple):
-    """What a host half asks of a plan: the length of rows, special tokens included; the
-    rule by which pairs are drawn; what sequences of 0, 1, ... tokens take of a packed
-    row, None: as many slots as tokens; the streams that rows bring, and the limits of
-    rows of turns (Features)."""
+    """What a host half requires of a plan (see Features).
+
+    length: of rows, special tokens included. pair_rule: how pairs are drawn. slots:
+    what sequences of 0, 1, ... tokens occupy in a packed row; None: as many slots as
+    tokens. streams: those that rows bring. limits: of rows of turns.
+    """
 
     length: int
     pair_rule: str | None = None
@@ -233,7 +241,7 @@ class RowForm(NamedTuple):
 
 
 def row_form(half: Features, needs: frozenset[str]) -> RowForm:
-    """Return what a host half asks; needs: of its objective."""
+    """Return the row form of a host half; needs: those of its objective."""
     tokens, rule = np.arange(half.raw + 1), split_needs(needs).pair_rule
     slots = half.slots(tokens)
     own = None if np.array_equal(slots, tokens) else (*slots.tolist(),)
@@ -248,13 +256,13 @@ def make_plans(
     cache: Path | None = None,
     seed: int | None = None,
 ) -> dict[str, Plan]:
-    """Plan the rows of each store; say what the plan leaves out.
+    """Plan the rows of each store, and report what the plan leaves out.
 
-    cache: of large plans; None: data.cache. seed: None is the config's.
+    cache: directory for large plans; None: data.cache. seed: None means the config's.
     """
     if tasks.is_task(config):
         laid = {name: rows.plan(form.length) for name, rows in stores.items()}
-        # Batches may take rows of any component: all are as long as the longest.
+        # Batches may use rows of any component, so all get the length of the longest.
         longest = max(rows.length for rows in laid.values())
         return {
             name: rows if rows.length == longest else replace(rows, length=longest)

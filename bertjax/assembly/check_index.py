@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""task.index: whether a run begins from the model that made the vectors it compares."""
+"""Check that task.index was made by the model from which a run begins."""
 
 from ml_collections.config_dict import ConfigDict
 
@@ -13,11 +13,12 @@ KEY = "task.index"
 
 
 def check_index(config: ConfigDict, say: Say) -> None:
-    """Refuse an index whose vectors are not of the model that a run begins from, nor of
-    the one that this model's own training had passages' vectors of: UserError.
+    """Refuse an index whose vectors come from another model.
 
-    What a run learns changes the vectors of questions alone: from then on its own model
-    is another one, and that which it began with counts.
+    They must be from the model that a run begins from, or from the one whose
+    passage vectors that model trained with. Training changes only the vectors of
+    questions: the run's own model is then another one, so the model that it began
+    from counts. Raises UserError.
     """
     path, source = config.task.index, config.init_from
     if not path:

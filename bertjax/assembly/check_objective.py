@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trace what an objective returns, so that what is wrong with it is said in one line
-before anything is trained."""
+"""Trace an objective's functions, so that mistakes are reported before training."""
 
 import contextlib
 from collections.abc import Iterator
@@ -27,20 +26,21 @@ from bertjax.objectives.base import check_terms
 from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks.task_type import check_outputs, get_task_type
 
-LOOKED_AT = 50  # batches of a phase, one of which has to predict something
+LOOKED_AT = 50  # batches of a phase to check; one of them must have a prediction
 
 
 @contextlib.contextmanager
 def say_where(what: str) -> Iterator[None]:
-    """Turn what a part from outside raises into a UserError that names its line.
+    """Turn what a plug-in raises into a UserError that names its line.
 
-    what: what was done; another part, of a key that it does not name, is named instead.
+    what: what was done. If the traceback shows a plug-in of a key that `what` does not
+    name, the message names that plug-in instead.
     """
     try:
         yield
     except (UserError, RunError):
         raise
-    except Exception as e:  # whatever a part from outside may do
+    except Exception as e:  # plug-ins may raise anything
         part = registry.part_at_fault(e)
         if not part or f"{part.partition('=')[0]}=" in what:
             part = what
@@ -48,8 +48,10 @@ def say_where(what: str) -> Iterator[None]:
 
 
 def check_arrays(batches: Any) -> None:
-    """Refuse a host half from outside whose batches are not as its `specs` state them:
-    UserError. batches: of a phase."""
+    """Refuse a plug-in's host half whose batches differ from its `specs`.
+
+    batches: those of a phase. Raises UserError.
+    """
     half = type(batches.features)
     if half.__module__.startswith("bertjax."):
         return
@@ -71,11 +73,11 @@ def check_arrays(batches: Any) -> None:
 
 
 def directions(objective: Any, params: Any, batches: Any) -> dict[str, bool]:
-    """Return {loss: whether more of it is better} of the terms that are optimised.
+    """Return {loss: whether higher is better} for the terms that are optimized.
 
-    That is where its coefficient is negative. params: shapes; batches: of a phase.
-    Everything is traced as a step does it, so that terms that do not go with each other
-    and outputs by which a task's rows cannot be scored are refused here: UserError.
+    Higher is better if a term's coefficient is negative. params: shapes; batches: those
+    of a phase. Everything is traced as in a step, so terms that do not fit together,
+    and outputs that cannot score a task's rows, are refused here. Raises UserError.
     """
     batch = batches.batch(batches.start, slice(0, objective.group))
     losses = jax.eval_shape(objective.weights, batch)
@@ -105,10 +107,11 @@ def directions(objective: Any, params: Any, batches: Any) -> dict[str, bool]:
 
 
 def check_best(config: ConfigDict) -> None:
-    """Refuse eval.best of a score that no evaluation will have: UserError.
+    """Refuse an eval.best that no evaluation will report.
 
-    Where parts from outside, a teacher or tables of rows tell what is scored, that is
-    known once there are batches; so is it of tasks whose rows are several sequences.
+    If plug-ins, a teacher or tables of rows determine the scores, they are known only
+    once there are batches; so are those of tasks whose rows are several sequences.
+    Raises UserError.
     """
     name, parts = config.eval.best, parse(config.objective)
     outside = map(registry.is_outside, [config.data.masking, *(p.name for p in parts)])
@@ -134,19 +137,18 @@ def check_best(config: ConfigDict) -> None:
     params = jax.eval_shape(objective.init, jax.random.key(0))
     terms = jax.eval_shape(objective.sums, params, batch, None)
     sets = named_sources(config.data.valid, "data.valid")
-    if config.data.group_field:  # then sets have the names of groups
+    if config.data.group_field:  # then the sets are named after groups
         name = name.rpartition("/")[2]
-    # Some of what a task knows is scored where the rows have it.
+    # Some metrics of a task depend on its rows.
     known = (*dict.fromkeys([*metrics, *usual, *terms]),)
     best.full_metric_name(name, dict.fromkeys(sets, known))
 
 
 def check_predictions(batches: Any) -> None:
-    """Refuse a phase whose batches have no prediction, and would teach nothing:
-    UserError.
+    """Refuse a phase whose batches have no predictions, since it would train nothing.
 
-    Some are looked at, spread over the phase, since a mask rate may begin near 0;
-    usually the first says enough.
+    It checks batches spread over the phase, because a mask rate may begin near 0;
+    usually the first one suffices. Raises UserError.
     """
     start, end, names = batches.start, batches.end, batches.loss_weights
     steps = range(start, end, -(-(end - start) // LOOKED_AT) or 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the command line of a command: its flags, its resolved config."""
+"""Parse the command line of a command into its flags and its resolved config."""
 
 import json
 import math
@@ -30,12 +30,12 @@ def parse(
     needs_config: bool = True,
     words: bool = False,
 ) -> flags.FlagValues:
-    """Read a command's flags; own: those that it has beside the config's.
+    """Parse a command's flags; own: its flags besides those of the config.
 
-    doc: what --help begins with. With `words` the rest of the line is in the result's
-    `words`. The result's `config` is the resolved ConfigDict (durations with one unit
-    each) and `overrides` what the command line changed. Raises UserError in one line;
-    --help ends the command.
+    doc: the beginning of --help. With `words`, the result's `words` has the other
+    arguments. The result's `config` is the resolved ConfigDict (each duration has one
+    unit), and `overrides` is what the command line changed. Raises UserError with one
+    line; --help ends the command.
     """
     values = flag_help.define_flags(own)
     if doc and {"--help", "-h"} & {*argv}:
@@ -48,7 +48,7 @@ def parse(
         )
     try:
         rest = values([sys.argv[0], *argv])
-    except Exception as e:  # whatever a config file may do
+    except Exception as e:  # a config file may raise anything
         raise UserError(flag_errors.explain(e, argv, values)) from e
     if words:
         flags.DEFINE_list("words", [], "", flag_values=values)
@@ -75,12 +75,12 @@ def parse(
 def settle_config(
     config: ConfigDict, overrides: Mapping[str, Any], where: str = "config"
 ) -> None:
-    """Give a config the values that follow from others, in place.
+    """Set the values of a config that follow from others, in place.
 
-    Durations keep one unit, a named task brings its columns, a width its scale of
-    logits (T5's), init_from its architecture. overrides: {key: value} that stay.
-    where: begins messages. Raises UserError, also where keys are lacking or unknown,
-    have no value, or a number that is not finite.
+    Each duration keeps one unit, a named task sets its columns, a width sets its scale
+    of logits (T5's), init_from sets the architecture. overrides: {key: value} that
+    stay. where: begins messages. Raises UserError, also for missing or unknown keys,
+    for keys without a value, and for numbers that are not finite.
     """
     known, given = flatten(base()), flatten(config)
     for key in sorted(given.keys() - known.keys()):

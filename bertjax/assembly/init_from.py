@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""init_from: parameters, architecture and vocabulary of another run or model."""
+"""Apply init_from: parameters, architecture and vocabulary of another run or model."""
 
 import contextlib
 import dataclasses
@@ -29,26 +29,26 @@ from bertjax.storage.atomic import is_remote
 from bertjax.tasks.tables import Say, silent
 from bertjax.tasks.task_type import shipped_task_type
 
-# What says nothing of a model's shape, or is said by another key that is compared.
+# Keys that say nothing about a model's shape, or that another compared key implies.
 UNTOLD = {"size", "family", "vocab_size", "pieces", "is_decoder"}
-# Of a model's options those that a recipe decides, whatever a checkpoint had.
+# Model options that the recipe decides, whatever a checkpoint had.
 OPEN = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 OPEN += ("zero_init_outputs", "fan_in_init")
 
 
 def check_init_from(path: str, say: Say = silent, key: str = "init_from") -> Any:
-    """Return what a key names: a whole checkpoint, or an imported model."""
+    """Return the intact checkpoint, or the imported model, that a key names."""
     found = find_checkpoint(path, key, say)[1]
     return found or open_model(path, key, silent).checkpoint
 
 
 def follow_init_from(config: ConfigDict, overrides: Container[str] = ()) -> None:
-    """Take init_from's vocabulary where none is given, and its architecture.
+    """Use init_from's vocabulary if none is given, and its architecture.
 
-    overrides: keys that the command line gave, which stay; so does what the config
-    says of OPEN. Where a run of ours goes on in pretraining as another model than the
-    config's, a line says so. Nothing happens where nothing is (yet). Raises UserError
-    for another size in overrides.
+    overrides: keys of the command line, which stay; so do the config's values of OPEN.
+    If one of our runs is pretrained further with another model than the config's, a
+    line says so. Does nothing if init_from is empty or does not exist (yet). Raises
+    UserError for another size in overrides.
     """
     folder = manifest.as_path(config.init_from) if config.init_from else None
     try:
@@ -67,7 +67,7 @@ def follow_init_from(config: ConfigDict, overrides: Container[str] = ()) -> None
             f"init_from={config.init_from}: its model is taken, not the config's "
             f"({', '.join(other[:3])})"
         )
-    # Silently: `take` says which checkpoint it is.
+    # No output here: `take` reports which checkpoint it is.
     source, *_ = open_model(config.init_from, "init_from", silent)
     if "model.size" in overrides and config.model.size != source.model["size"]:
         raise UserError(
@@ -86,17 +86,17 @@ def follow_init_from(config: ConfigDict, overrides: Container[str] = ()) -> None
             config.model[key] = value
     if _goes_on_causally(config, source) and "model.is_decoder" not in overrides:
         config.model.is_decoder = True
-    # A generator's width is a size, though the objective tells it.
+    # The generator's width is a size, although the objective states it.
     (name, options, _), *_ = objectives.parse(config.objective)
     if name == "electra" and source.objective.startswith("electra:"):
         options |= objectives.parse(source.objective)[0][1]
-        # As floats, which is how runs begun by earlier versions recorded them.
+        # Written as floats, as runs of earlier versions recorded them.
         parts = [f"{key}={float(value)}" for key, value in options.items()]
         config.objective = f"electra:{','.join(parts)}"
 
 
 def vocabulary_of(path: str) -> str:
-    """Return where the tokenizer of a run or of another library's directory lies."""
+    """Return the path of the tokenizer of a run or of another library's directory."""
     folder = manifest.as_path(path)
     if not hf_directories.is_directory(folder):
         folder = manifest.resolve(path)[0]
@@ -105,20 +105,22 @@ def vocabulary_of(path: str) -> str:
 
 
 def follow_teacher(config: ConfigDict) -> None:
-    """Take the teacher's vocabulary where none is given; nothing where it is not
-    (yet)."""
+    """Use the teacher's vocabulary if none is given and the teacher exists."""
     if config.teacher and not config.data.vocab:
         with contextlib.suppress(OSError):
             config.data.vocab = vocabulary_of(config.teacher)
 
 
 def keep_vocabulary(config: ConfigDict, path: Any) -> None:
-    """Let the run in a workdir keep its own tokenizer where that of init_from or of the
-    teacher has other files that give the same ids, as those of an export."""
+    """Let a workdir's run keep its own tokenizer files.
+
+    init_from's or the teacher's tokenizer may have other files that give the same ids,
+    as an export has.
+    """
     source, own = config.init_from or config.teacher, path / "tokenizer"
     if not (source and config.data.vocab) or is_remote(path) or not own.is_dir():
         return
-    with contextlib.suppress(OSError):  # of a run that goes on without its source
+    with contextlib.suppress(OSError):  # a resumed run may not have its source any more
         if config.data.vocab == vocabulary_of(source):
             theirs, ours = map(load_tokenizer, (config.data.vocab, own))
             if theirs.identity != ours.identity and same_ids(theirs, ours):
@@ -126,14 +128,15 @@ def keep_vocabulary(config: ConfigDict, path: Any) -> None:
 
 
 def kept_sentences(config: ConfigDict) -> dict[str, Any]:
-    """Return {"sentences": how}: vectors of sentences are made as the model makes them
-    that pretraining begins with (interop/sentence_transformers.py).
+    """Return {"sentences": how}: pretraining keeps the way its first
+    model embeds sentences.
 
-    {} of a task, which has a way of its own or none, of models whose vectors need more
-    than hidden states, and where nothing is said of them: the length in files of a
-    tokenizer is the model's, and pretraining may go on with longer texts.
+    See interop/sentence_transformers.py. Returns {} for a task, which has its own way
+    or none; for models whose vectors need more than hidden states; and if nothing is
+    recorded. The length in a tokenizer's files is the model's, and pretraining may
+    continue with longer texts.
     """
-    from bertjax.models.pooling import POOLINGS  # which needs jax
+    from bertjax.models.pooling import POOLINGS  # needs jax
 
     key = "init_from" if config.init_from else "teacher"
     source = config[key] if key == "init_from" or config.init_layers else ""
@@ -141,7 +144,7 @@ def kept_sentences(config: ConfigDict) -> dict[str, Any]:
         return {}
     folder = manifest.as_path(source)
     how: dict[str, Any] = {}
-    with contextlib.suppress(OSError):  # of a sweep that goes on without it
+    with contextlib.suppress(OSError):  # a resumed sweep may not have it any more
         if hf_directories.is_directory(folder):
             own = Path(hf_directories.tokenizer_folders(folder)[0])
             if (own / sentence_transformers.MODULES).exists():
@@ -157,9 +160,10 @@ def kept_sentences(config: ConfigDict) -> dict[str, Any]:
 
 
 def _goes_on_causally(config: ConfigDict, source: ConfigDict) -> bool:
-    """True where texts are learnt by a model whose tokens have seen none after them.
+    """Return whether a causal model continues with a task that writes texts.
 
-    source: the config of a run; `clm` itself says how its tokens see, no model.* does.
+    source: the config of a run. The objective `clm` itself makes attention causal; no
+    model.* key records it.
     """
     task_type = shipped_task_type(config.objective)
     if not task_type or not task_type.generates:
@@ -168,7 +172,7 @@ def _goes_on_causally(config: ConfigDict, source: ConfigDict) -> bool:
 
 
 def _is_imported(path: Any) -> bool:
-    """True for another library's directory and for what convert made of one."""
+    """Return whether a path is another library's directory, or converted from one."""
     try:
         return "hf" in manifest.read_meta(manifest.resolve(path)[1])
     except FileNotFoundError:
@@ -176,8 +180,8 @@ def _is_imported(path: Any) -> bool:
 
 
 def _differences(config: ConfigDict, path: Any) -> list[str] | None:
-    """Return what sets a run's model apart from the config's: "norm_position=post",
-    ...; None where there is no run."""
+    """Return what a run's model has instead of the config's values, as
+    "norm_position=post"; None if there is no run."""
     try:
         meta = manifest.read_meta(manifest.resolve(path)[1])
     except FileNotFoundError:
@@ -193,7 +197,8 @@ def _has_generator(shapes: Iterable[str]) -> bool:
 
 
 class SavedParams:
-    """The parameters of a checkpoint, or their average, as an imported model's."""
+    """The parameters of a checkpoint, or their average, with an
+    imported model's interface."""
 
     def __init__(self, folder: Any) -> None:
         self.folder, self.leaves = folder, None
@@ -208,7 +213,7 @@ class SavedParams:
         return describe(self.folder)
 
     def read(self, path: str) -> Any:
-        """Read one leaf, and with the first one all."""
+        """Read one leaf; the first call reads all."""
         from bertjax.parallel.sharding import leaves_of
 
         if self.leaves is None:
@@ -224,12 +229,12 @@ def take(
     task: Mapping[str, Any],
     layers: str = "",
 ) -> dict[str, Any]:
-    """Read what init_from and these parameters (shapes, shardings) have in common.
+    """Read the parameters that init_from and these shapes and shardings have in common.
 
-    layers: init_layers. task: what a checkpoint will keep of the task
-    (tasks/prepare_task.py): a head of classes is taken where they have the same names
-    in the same order. Raises UserError where it cannot be, or a token has another id
-    in it.
+    layers: init_layers. task: what a checkpoint will store about the task
+    (tasks/prepare_task.py); a head of classes is used only if its classes have the same
+    names in the same order. Raises UserError if the parameters do not fit, or if a
+    token has another id there.
     """
     from bertjax.checkpoints.manager import warm_start
     from bertjax.parallel.sharding import leaves_of
@@ -254,7 +259,7 @@ def take(
     part = params_part(source)
     whole = source if isinstance(source, hf_read.Imported) else SavedParams(source)
     if "generator" in params and not _has_generator(whole.describe()):
-        # The head for masked tokens is the generator's, which is of another width.
+        # The head for masked tokens is the generator's, which has another width.
         say(
             f"init_from={path}: it becomes the discriminator; the generator begins anew"
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""init_layers: a shallower model begins with some of a deeper one's layers."""
+"""Choose layers of a deeper model for a shallower one (init_layers)."""
 
 import math
 from collections.abc import Mapping
@@ -26,9 +26,8 @@ def even_layers(depth: int, count: int) -> list[int]:
 
 
 def read_layers(text: str) -> list[int] | None:
-    """Read init_layers: "even", None here, or numbers with commas, ascending.
-
-    Raises UserError.
+    """Parse init_layers: None for "even", otherwise ascending layer
+    numbers. Raises UserError.
     """
     if text == "even":
         return None
@@ -42,11 +41,11 @@ def read_layers(text: str) -> list[int] | None:
 
 
 class ChosenLayers:
-    """Another model's parameters, with so many of its layers as are wanted.
+    """Another model's parameters with only the chosen layers.
 
     source: has describe() -> {path: shape} and read(path); wanted: the shapes of the
-    parameters that begin with them. Token types that these lack are left out, as of
-    DistilBERT. Raises UserError where the layers cannot be chosen so.
+    parameters to initialize. Token types are dropped if these have none, as in
+    DistilBERT. Raises UserError if the layers cannot be chosen so.
     """
 
     def __init__(
@@ -81,8 +80,11 @@ class ChosenLayers:
         return f"{self.source}, layers {', '.join(map(str, self.layers))}"
 
     def _rows(self, path: str) -> list[int]:
-        """Return which entries of a stacked leaf are taken; the first layers of either
-        model may lack it, of U-Net's skips half of them."""
+        """Return the entries of a stacked leaf to use.
+
+        The first layers of either model may lack a leaf; with U-Net skips
+        half of the layers do.
+        """
         lacking = self.depth - self.shapes[path][0]
         count = len(self.layers)
         own = self.layers[count - self.wanted.get(path, (count,))[0] :]

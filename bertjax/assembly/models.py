@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open models: workdirs, their checkpoints, Hugging Face's directories.
+"""Open models: workdirs, their checkpoints, and Hugging Face directories.
 
 Nothing here imports jax until parameters are read.
 """
@@ -38,8 +38,8 @@ __all__ = ["LoadedModel", "check_masked_lm", "open_model", "params_part", "read_
 class LoadedModel(NamedTuple):
     """An open model, before its parameters are read.
 
-    config: the ConfigDict that it was trained with. checkpoint: a directory, or an
-    hf_read.Imported. meta: what the checkpoint says of itself.
+    config: the ConfigDict of its training. checkpoint: a directory, or an
+    hf_read.Imported. meta: the checkpoint's metadata.
     """
 
     config: ConfigDict
@@ -49,13 +49,15 @@ class LoadedModel(NamedTuple):
 
     @property
     def cfg(self) -> EncoderConfig:
-        """The architecture of its encoder, with the dtype of `config`."""
+        """The architecture of the encoder, with the dtype of `config`."""
         return resolve.encoder_config(self.config, self.tokenizer.vocab_size)
 
     @property
     def generation(self) -> GenerationSettings:
-        """Ids that begin, end and pad what it writes: those that came with the model,
-        else those of its tokenizer's special pieces."""
+        """The ids that begin, end and pad generated texts.
+
+        They came with the model, or are those of its tokenizer's special pieces.
+        """
         theirs = self.meta.get("hf", {}).get("model_type", self.config.model.family)
         family = all_families().get(theirs)
         start = family.decoder_start if family else ""
@@ -66,23 +68,23 @@ class LoadedModel(NamedTuple):
 
     @property
     def has_bare_texts(self) -> bool | None:
-        """See `resolve.has_bare_texts`; None of a model that came from elsewhere."""
+        """See `resolve.has_bare_texts`; None for an imported model."""
         return None if "hf" in self.meta else resolve.has_bare_texts(self.config)
 
     def read_params(self, head: str = "", weights: str = "") -> Any:
-        """See `read_params`. A masked-LM head without parameters is not asked for."""
+        """See `read_params`. A masked-LM head without parameters is not requested."""
         if head == "mlm" and not self.cfg.has_head_parameters:
             head = ""
         return read_params(self.checkpoint, head, weights)
 
 
 def at_step(path: str, step: int | None) -> str:
-    """Return a workdir's checkpoint of a step; without a step, the workdir.
+    """Return a workdir's checkpoint of a step, or the workdir if there is no step.
 
-    Raises UserError where it has none of that step.
+    Raises UserError if it has no checkpoint of that step.
     """
     if step is None or not manifest.as_path(path).is_dir():
-        return path  # which whoever opens it says
+        return path  # opening it will fail with a message
     saved = manifest.steps(manifest.as_path(path))
     if step not in saved:
         have = f"; there are {', '.join(map(str, saved))}" if saved else ", nor another"
@@ -91,9 +93,10 @@ def at_step(path: str, step: int | None) -> str:
 
 
 def find_checkpoint(path: str, flag: str, say: Say) -> tuple[Any, Any]:
-    """Return (workdir, checkpoint); (directory, None) of another library's directory.
+    """Return (workdir, checkpoint), or (directory, None) for another
+    library's directory.
 
-    Raises UserError naming `flag` where there is no whole one.
+    Raises UserError naming `flag` if there is no intact one.
     """
     try:
         directory, checkpoint = manifest.resolve(path, say)
@@ -113,10 +116,10 @@ def find_checkpoint(path: str, flag: str, say: Say) -> tuple[Any, Any]:
 
 
 def open_model(path: str, flag: str, say: Say = cli.say) -> LoadedModel:
-    """Open a workdir (its newest checkpoint, or the best where the run kept that), a
-    checkpoint, or another library's directory.
+    """Open a workdir, a checkpoint, or another library's directory.
 
-    Raises UserError naming `flag` where there is no whole one.
+    A workdir opens its newest checkpoint, or the best one if the run kept that. Raises
+    UserError naming `flag` if there is no intact one.
     """
     from bertjax.data.tokenizers.tokenizer import load_tokenizer
 
@@ -125,7 +128,8 @@ def open_model(path: str, flag: str, say: Say = cli.say) -> LoadedModel:
         return open_directory(directory, flag, say)
     meta = manifest.read_meta(checkpoint)
     if "threshold" in meta.get("task", {}):
-        # An evaluation that a signal broke off was made anew after the checkpoint.
+        # After a signal the interrupted evaluation was repeated, later
+        # than the checkpoint.
         scores = workdir.scores_of(directory, meta["step"])
         found = (v for k, v in scores.items() if k.endswith("/threshold"))
         tasks.learn(meta, {"threshold": next(found, None)})
@@ -137,7 +141,7 @@ def open_model(path: str, flag: str, say: Say = cli.say) -> LoadedModel:
 
 
 def open_directory(directory: Any, flag: str, say: Say = cli.say) -> LoadedModel:
-    """Open another library's directory, as `open_model` does a workdir.
+    """Open another library's directory, like `open_model` for a workdir.
 
     Its `checkpoint` is an hf_read.Imported. Raises UserError.
     """
@@ -181,19 +185,21 @@ def open_directory(directory: Any, flag: str, say: Say = cli.say) -> LoadedModel
         between = separators_of(tokenizer) or tasks.separators(config)
         task = {"labels": list(model.task.labels), "separators": between}
         meta["task"] = task | hf_task_config.from_json(model.raw, config, where)
-    meta["config"] = config.to_dict()  # to which from_json added
+    meta["config"] = config.to_dict()  # from_json has added to it
     return LoadedModel(config, tokenizer, model, meta)
 
 
 def same_ids(one: Any, other: Any) -> bool:
-    """Whether two tokenizers, of other files perhaps, give a text the same ids."""
+    """Return whether two tokenizers, of other files maybe, give texts the same ids."""
     first, second = ((t.kind, t.pieces, t.lower_case, t.roles) for t in (one, other))
     return first == second
 
 
 def row_length(cfg: Any, length: int | None, usual: int = 128) -> int:
-    """Return --length, the tokens of a row; None: the usual number, or as many as the
-    model has positions for. Raises UserError for more than that."""
+    """Return --length, the tokens of a row, or by default the usual or largest number.
+
+    Raises UserError for more tokens than the model has positions.
+    """
     longest = cfg.max_length
     length = length or min(usual, longest)
     if length > longest:
@@ -204,10 +210,10 @@ def row_length(cfg: Any, length: int | None, usual: int = 128) -> int:
 
 
 def params_part(checkpoint: Any, weights: str = "") -> str:
-    """Return which part of a checkpoint's state is used: "params", or "ema".
+    """Return which part of a checkpoint's state to use: "params" or "ema".
 
-    weights: "raw", "ema", or "" for the average where there is one, unless the run's
-    config says otherwise (eval.ema). Raises UserError where there is none.
+    weights: "raw", "ema", or "" for the average if there is one, unless the run's
+    config says otherwise (eval.ema). Raises UserError if "ema" is missing.
     """
     if weights:
         registry.pick("--weights", weights, dict.fromkeys(("raw", "ema")))
@@ -225,10 +231,10 @@ def params_part(checkpoint: Any, weights: str = "") -> str:
 
 
 def check_pretrained(opened: LoadedModel, what: str, then: str = "") -> None:
-    """Refuse a finetuned model, whose head took the masked-LM head's place: UserError.
+    """Refuse a finetuned model, whose head replaced the masked-LM head.
 
-    what: begins the message; then: what to do instead, where it is not the command that
-    uses such models.
+    what: begins the message; then: what to do instead, by default the command that uses
+    such models. Raises UserError.
     """
     if "task" in opened.meta:
         objective = opened.config.objective
@@ -246,8 +252,11 @@ def check_pretrained(opened: LoadedModel, what: str, then: str = "") -> None:
 
 
 def check_masked_lm(opened: LoadedModel, what: str, then: str = "") -> None:
-    """Refuse a model that fills no blanks, finetuned or a decoder, which sees nothing
-    behind a blank: UserError. what, then: as of `check_pretrained`."""
+    """Refuse a model that fills no blanks: finetuned, or causal (it sees
+    nothing to the right).
+
+    what, then: as in `check_pretrained`. Raises UserError.
+    """
     check_pretrained(opened, what, then)
     check_encoder(opened, what)
     if not opened.tokenizer.has_mask:
@@ -255,7 +264,7 @@ def check_masked_lm(opened: LoadedModel, what: str, then: str = "") -> None:
 
 
 def check_encoder(opened: LoadedModel, what: str) -> None:
-    """Refuse a model in which no token sees those after it: UserError."""
+    """Refuse a model whose tokens never attend to later ones. Raises UserError."""
     refuse_answers(opened, what)
     if opened.cfg.is_decoder:
         raise UserError(f"{what} is a causal language model, which fills no blanks")
@@ -273,7 +282,7 @@ def check_encoder(opened: LoadedModel, what: str) -> None:
 
 
 def refuse_answers(opened: LoadedModel, what: str) -> None:
-    """Refuse a model of answers, which knows no texts but conversations: UserError."""
+    """Refuse a dialogue model, which knows only conversations. Raises UserError."""
     if opened.config.data.plan == "turns":
         raise UserError(
             f"{what} has learnt to answer conversations alone: bertjax.generate has it "
@@ -284,8 +293,7 @@ def refuse_answers(opened: LoadedModel, what: str) -> None:
 def read_params(checkpoint: Any, head: str = "", weights: str = "") -> Any:
     """Read the parameters that `open_model` found, as numpy arrays.
 
-    weights: see params_part. Raises UserError when they lack the `head` that is asked
-    for.
+    weights: see params_part. Raises UserError if they lack the requested `head`.
     """
     part = params_part(checkpoint, weights)
     if isinstance(checkpoint, hf_read.Imported):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""config.teacher: the model that another one learns from.
+"""Open config.teacher, the model that another one is distilled from.
 
-It is read and kept on the devices, and no checkpoint holds it: a run records what it
-was by the content of its parameters, and goes on with that one alone.
+Its parameters are read and kept on the devices, and no checkpoint stores them. A run
+records a hash of their content, and resumes only with the same teacher.
 """
 
 import dataclasses
@@ -32,23 +32,23 @@ from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks.tables import Say, silent
 from bertjax.tasks.task_type import find_task_type, get_task_type
 
-KEY = "teacher"  # of a config, of run.json and of what checkpoints say of themselves
-# Parts of objectives that read a token at the place before it.
+KEY = "teacher"  # in a config, in run.json and in the metadata of checkpoints
+# Parts of objectives that predict a token from the position before it.
 NEXT = BEFORE | CAUSAL | {"dialogue"}
 OF_TEACHERS = ("teacher_weight", "teacher_temperature")  # options of tasks' objectives
 
 
 class ReadTeacher(NamedTuple):
-    """A teacher's parameters: numpy arrays by path, and the sha256 of them all."""
+    """A teacher's parameters, numpy arrays by path, and the sha256 of all of them."""
 
     leaves: Mapping[str, np.ndarray]
     sha256: str
 
 
 def open_teacher(config: ConfigDict, say: Say) -> LoadedModel | None:
-    """Open config.teacher, None where it is empty, without reading its parameters.
+    """Open config.teacher without reading its parameters; return None if it is empty.
 
-    Raises UserError where there is no model, or none of the kind that the config's is.
+    Raises UserError if there is no model, or none of the config's kind.
     """
     if not config.teacher:
         return None
@@ -71,10 +71,11 @@ def open_teacher(config: ConfigDict, say: Say) -> LoadedModel | None:
 
 
 def check_places(config: ConfigDict, model: LoadedModel) -> None:
-    """Refuse a teacher that says at a token's place what its student says at another.
+    """Refuse a teacher that predicts a token at another position than its student.
 
-    Those of masked next-token prediction predict a token at the place before it.
-    Hidden states alone, of a student that predicts nothing, may be of any. UserError.
+    Models of masked next-token prediction predict a token at the position before it. If
+    the student predicts nothing and only hidden states are compared, any teacher fits.
+    Raises UserError.
     """
     theirs = resolve.reads_before(model.config)
     for objective in resolve.learnt_objectives(config):
@@ -94,7 +95,7 @@ def check_places(config: ConfigDict, model: LoadedModel) -> None:
 
 
 def as_teacher(model: LoadedModel | None, cfg: EncoderConfig) -> Teacher | None:
-    """Return what an objective knows of a teacher, which computes as `cfg` does."""
+    """Return what an objective needs of a teacher, which computes like `cfg`."""
     if model is None:
         return None
     own = {key: getattr(cfg, key) for key in (*RUNTIME, "dtype")}
@@ -104,9 +105,11 @@ def as_teacher(model: LoadedModel | None, cfg: EncoderConfig) -> Teacher | None:
 def make_measured_objective(
     config: ConfigDict, cfg: EncoderConfig, name: str = ""
 ) -> tuple[Objective, EncoderConfig]:
-    """Make a phase's objective, "" the config's, with the teacher that is measured: the
-    config's own, else where one is needed as a stand-in the student itself, twice as
-    deep."""
+    """Build a phase's objective for measurements; "" means the config's.
+
+    The teacher is the config's own or, if one is needed and none is given, a stand-in:
+    the student with twice as many layers.
+    """
     tokens, name = resolve.token_ids(config), name or config.objective
     alone = make_objective(name, cfg, tokens)
     if config.teacher:
@@ -120,9 +123,9 @@ def make_measured_objective(
 
 
 def check_use(config: ConfigDict, objectives: Iterable[Any]) -> None:
-    """Refuse an objective that lacks a teacher, and a teacher that none reads.
+    """Refuse an objective without its teacher, and a teacher that none uses.
 
-    objectives: made with the teacher, where there is one. Raises UserError.
+    objectives: built with the teacher, if there is one. Raises UserError.
     """
     objectives = [*objectives]
     if not config.teacher and any(each.needs_teacher for each in objectives):
@@ -147,9 +150,11 @@ def check_use(config: ConfigDict, objectives: Iterable[Any]) -> None:
 def check_fit(
     config: ConfigDict, model: LoadedModel | None, tokenizer: Any, labels: Any
 ) -> None:
-    """Refuse a teacher that reads other ids than its student, shorter rows, knows other
-    classes, or makes vectors in another way: UserError. labels: of the student's
-    task."""
+    """Refuse a teacher that does not fit its student.
+
+    It must use the same ids, read rows as long, know the same classes and make vectors
+    in the same way. labels: those of the student's task. Raises UserError.
+    """
     if model is None:
         return
     where = f"{KEY}={config.teacher}"
@@ -166,7 +171,7 @@ def check_fit(
             f"{where} reads {model.cfg.max_length} tokens, and {key} is {longest}"
         )
     task_type = find_task_type(config.objective)
-    if task_type is None:  # no head of theirs for labels is read
+    if task_type is None:  # its objective reads no head for labels
         return
     known = model.meta.get("task", {}).get("labels", [])
     if [*known] != [*labels]:
@@ -186,10 +191,10 @@ def check_fit(
 
 
 def read_teacher(config: ConfigDict, model: LoadedModel, wanted: Any) -> ReadTeacher:
-    """Read those of a model's parameters that a step reads; wanted: their shapes.
+    """Read the parameters of a model that a step reads; wanted: their shapes.
 
-    Raises UserError where the model lacks some, or they have other shapes, and for a
-    masked-LM head that is not of the encoder (ELECTRA's, which is the generator's).
+    Raises UserError if the model lacks some or they have other shapes, and for a
+    masked-LM head that is not the encoder's (in ELECTRA it is the generator's).
     """
     params = model.read_params()
     if "generator" in params and "mlm" in wanted:
@@ -214,9 +219,10 @@ def read_teacher(config: ConfigDict, model: LoadedModel, wanted: Any) -> ReadTea
 
 
 def check_same(path: Any, config: ConfigDict, meta: Any, sha256: str | None) -> None:
-    """Refuse to go on with another teacher than a run began with: UserError.
+    """Refuse to resume with another teacher than a run began with.
 
-    meta: what the run's checkpoint says; sha256: of the teacher of now, None without.
+    meta: the checkpoint's metadata; sha256: of the current teacher, None without one.
+    Raises UserError.
     """
     known = meta.get(KEY)
     if known == sha256:

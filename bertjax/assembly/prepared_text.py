@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a config to its prepared text: tokenizer, token stores, or a task's rows."""
+"""Prepare the text of a config: tokenizer, token stores, or a task's rows."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -22,29 +22,30 @@ from bertjax.storage.paths import expand
 from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks.task_type import shipped_task_type
 
-# By which rules rows are made, as run.json says of a run (`row_rules`; 1 without it).
-# 2: unpacked pairs draw short targets for chunks, and mixtures give rows in passes.
+# Version of the rules that make rows, recorded in run.json (`row_rules`; 1 if
+# absent). Since 2, unpacked pairs draw short targets for chunks, and mixtures
+# draw rows in passes.
 ROW_RULES = 2
 
 
 def prepare(config: ConfigDict, say: Callable[[str], None]) -> text.Prepared:
-    """Prepare or reuse tokenizer and token stores; of a task its labelled rows."""
+    """Prepare or reuse the tokenizer and token stores, or a task's labeled rows."""
     if tasks.is_task(config):
         return tasks.prepare(config, say)
     return settle(config, text.prepare_data(**inputs(config), say=say))
 
 
 def settle(config: ConfigDict, prepared: text.Prepared) -> text.Prepared:
-    """Put components in the order of their names, which decides batches.
+    """Sort components by name, because their order determines batches.
 
-    Raises UserError for names, which a field may give, that do not go together.
+    Raises UserError for names, which a field may supply, that do not go together.
     """
     _check_components(config, prepared.parts, prepared.valid)
     return prepared._replace(parts=dict(sorted(prepared.parts.items())))
 
 
 def check_inputs(config: ConfigDict) -> None:
-    """Refuse missing or unreadable files, in a moment and before jax is imported."""
+    """Refuse missing or unreadable files quickly, before importing jax."""
     if not config.data.train:
         what = "text, for instance --config.data.train='corpus/*.txt' or builtin:docs"
         if task_type := shipped_task_type(config.objective):
@@ -66,7 +67,7 @@ def check_inputs(config: ConfigDict) -> None:
     valid = named_sources(data.valid, "data.valid")
     if "train" in valid:
         raise UserError("data.valid: `train` is the training text's own name")
-    if not data.group_field:  # then the names are known when the text was read
+    if not data.group_field:  # otherwise the names are known only once the text is read
         _check_components(config, train, valid)
         for key in ("alpha", "vocab_alpha"):
             if data[key] is not None and len(train) == 1:
@@ -78,7 +79,7 @@ def check_inputs(config: ConfigDict) -> None:
 
 
 def check_concepts(config: ConfigDict) -> None:
-    """Refuse heads and masks of a concept whose words are not given: UserError."""
+    """Refuse concept heads and masks without the concept's words. Raises UserError."""
     parts = {part.name for part in parse_objective(config.objective)}
     for key in ("concept", "control"):
         unit = config.data.mask_unit == key
@@ -91,7 +92,7 @@ def check_concepts(config: ConfigDict) -> None:
 
 
 def refuse_task(config: ConfigDict) -> None:
-    """Raise UserError for a config whose text are a task's rows: no store is made."""
+    """Raise UserError for a config whose text is a task's rows, which need no store."""
     if tasks.is_task(config) or shipped_task_type(config.objective):
         raise UserError(
             f"objective={config.objective}: token stores are made of running text, "
@@ -102,7 +103,7 @@ def refuse_task(config: ConfigDict) -> None:
 def _check_components(
     config: ConfigDict, train: Mapping[str, Any], valid: Mapping[str, Any]
 ) -> None:
-    """Refuse names that do not go with each other or with data.weights."""
+    """Refuse component names that conflict or do not match data.weights."""
     mixture.check_names(train, valid, config.data.alpha)
     if config.data.weights:
         weights = mixture.read_weights(config.data.weights)
@@ -110,7 +111,7 @@ def _check_components(
 
 
 def inputs(config: ConfigDict) -> dict[str, Any]:
-    """Return what `prepare_data` takes of a config."""
+    """Return the arguments of `prepare_data` that a config determines."""
     data, keys = config.data, "train valid vocab_size lower_case cache max_line_bytes"
     keys += " text_field group_field entity_field code_field streams segmenter"
     keys += " extra_ids concept control"
@@ -126,7 +127,7 @@ def inputs(config: ConfigDict) -> dict[str, Any]:
 
 
 def settle_cache(config: ConfigDict, say: Callable[[str], None]) -> None:
-    """Take the default data.cache where the config's is of another machine; say so."""
+    """Use the default data.cache if the config's is another machine's; say so."""
     default = base().data.cache
     try:
         open_cache(config.data.cache)
@@ -145,7 +146,7 @@ def prepare_valid(
 
 
 def content_hashes(config: ConfigDict, prepared: text.Prepared) -> dict[str, str]:
-    """Return the hash of each store (train, train/NAME, NAME) and of files."""
+    """Return the hash of each store (train, train/NAME, NAME) and of each file."""
     hashes = {
         name if name == "train" else f"train/{name}": store.content_hash
         for name, store in prepared.parts.items()
@@ -161,9 +162,10 @@ def content_hashes(config: ConfigDict, prepared: text.Prepared) -> dict[str, str
 def check_rows(
     config: ConfigDict, parts: Mapping[str, Any], path: Any, rules: int
 ) -> None:
-    """Refuse to go on in a workdir whose rows were made by older rules: UserError.
+    """Refuse to resume in a workdir whose rows were made by older rules.
 
-    Unless the rows of this config are what they were. parts: the stores of data.train.
+    It accepts configs whose rows did not change. parts: the stores of data.train.
+    Raises UserError.
     """
     data, what = config.data, ""
     if len(parts) > 1:
@@ -179,5 +181,5 @@ def check_rows(
 
 
 def count_tokens(stores: Mapping[str, Any]) -> np.ndarray:
-    """Add up how often each id occurs in the stores: i64 [V]."""
+    """Count how often each id occurs in the stores: i64 [V]."""
     return np.sum([store.counts for store in stores.values()], axis=0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a ConfigDict to frozen values: the encoder's config, phases, masking."""
+"""Turn a ConfigDict into frozen values: the encoder's config, phases, masking."""
 
 import contextlib
 import dataclasses
@@ -28,7 +28,7 @@ SPELLED = {"num_hidden_layers", "hidden_size", "num_attention_heads"}
 
 
 def dtype_of(name: str, backend: str) -> str:
-    """Return the dtype that `name` means: auto and fast depend on the backend."""
+    """Return the dtype that `name` stands for; auto and fast depend on the backend."""
     if name not in ("auto", "fast"):
         return name
     is_half = backend != "cpu" or (name == "fast" and cpu_multiplies_bfloat16())
@@ -36,7 +36,7 @@ def dtype_of(name: str, backend: str) -> str:
 
 
 def cpu_multiplies_bfloat16(facts: str = "/proc/cpuinfo") -> bool:
-    """Say whether this CPU has instructions for products of bfloat16."""
+    """Return whether this CPU has instructions for products of bfloat16."""
     with contextlib.suppress(OSError), open(facts) as file:
         return bool(re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", file.read()))
     return False
@@ -47,14 +47,15 @@ def encoder_config(
 ) -> EncoderConfig:
     """Build the encoder's config; `vocab_size` is the tokenizer's.
 
-    A larger model.vocab_size is padding, never predicted unless model.pieces counts it.
-    `backend` (jax.default_backend()) decides what dtype="auto" and "fast" are. Raises
-    UserError.
+    A larger model.vocab_size is padding, which is never predicted unless model.pieces
+    counts it. `backend` (jax.default_backend()) decides what dtype="auto" and "fast"
+    mean. Raises UserError.
     """
     given = {k: v for k, v in config.model.items() if v is not None}
     family = registry.pick("model.family", given.pop("family"), FAMILIES)
     name, size = given.pop("size", ""), {}
-    if name or not SPELLED <= given.keys():  # else its shape is no size of the family
+    # otherwise the shape is no size of the family
+    if name or not SPELLED <= given.keys():
         size = registry.pick("model.size", name, family.sizes)
     shape = {**family.fixed, **size, **given}
     shape.setdefault("intermediate_size", 4 * shape["hidden_size"])
@@ -69,17 +70,18 @@ def encoder_config(
             f"model.pieces={shape['pieces']} is smaller than the tokenizer's "
             f"{vocab_size} pieces: leave it empty"
         )
-    # Without a number for lack of one, which EncoderConfig refuses.
+    # A stream without a known size is written without a number;
+    # EncoderConfig refuses it.
     sized = (f"{n}:{rows or ''}".rstrip(":") for n, rows in id_streams(config).items())
     shape["id_streams"] = ",".join(sized)
     learnt = map(parse, learnt_objectives(config))
     if {part.name for parts in learnt for part in parts} == {"clm"}:
-        shape["is_decoder"] = True  # as its tokens have learnt to see
+        shape["is_decoder"] = True  # its tokens were trained with causal attention
     registry.pick("dtype", config.dtype, dict.fromkeys(("auto", "fast", *DTYPES)))
     dtype = dtype_of(config.dtype, backend)
-    # A loop over the layers compiles in a minute and keeps matrix products alone.
-    # Layers one after the other are a fifth faster (docs/benchmarks.md), and compile
-    # the longer the more. On a CPU recomputing costs more than memory does.
+    # A loop over the layers compiles in a minute and stores only matrix products.
+    # Without the loop a step is a fifth faster (docs/benchmarks.md), but compile time
+    # grows with the number of layers. On a CPU recomputing costs more than memory does.
     if backend != "cpu":
         unrolled = shape["num_hidden_layers"] <= 12
         defaults = {"unroll": 0 if unrolled else 1, "remat": "dots"}
@@ -97,8 +99,12 @@ def encoder_config(
 
 
 def id_streams(config: ConfigDict) -> dict[str, int]:
-    """Return what the model embeds beside words, {name: rows of its table}: of a stream
-    of data.streams 2 and as many as it may have values. Raises UserError for fewer."""
+    """Return the streams that the model embeds besides words,
+    {name: rows of its table}.
+
+    A stream of data.streams has as many rows as it may have values, and 2 more. Raises
+    UserError for fewer.
+    """
     written = in_effect(config.model)["id_streams"] or ""
     caps, sized = read_streams(config.data.streams), {}
     for name, rows in read_id_streams(written).items():
@@ -125,7 +131,7 @@ def embedded_streams(config: ConfigDict) -> frozenset[str]:
 
 
 def check_id_streams(config: ConfigDict, half: Features) -> None:
-    """Refuse streams of model.id_streams that no array of a batch has: UserError."""
+    """Refuse streams of model.id_streams that batches do not have. Raises UserError."""
     if not (names := id_streams(config)):
         return
     gathered = row_specs(half.raw, None, None, half.streams)
@@ -139,7 +145,7 @@ def check_id_streams(config: ConfigDict, half: Features) -> None:
 
 
 def wanted_phases(config: ConfigDict) -> list[phases.Wanted]:
-    """Read config.phases; without it, one phase of the config's own values."""
+    """Parse config.phases; without it, there is one phase of the config's values."""
     data = config.data
     return phases.parse_phases(
         config.phases, config.batch_size, data.length, data.mask_rate
@@ -147,9 +153,12 @@ def wanted_phases(config: ConfigDict) -> list[phases.Wanted]:
 
 
 def objectives_of(config: ConfigDict, teacher: Any = None) -> dict[str, Any]:
-    """Make the objective of each phase, of a model with one piece: {as phases name it:
-    Objective}; "" is the config's own, and the last. Raises UserError."""
-    from bertjax.objectives.make_objective import make_objective  # which needs jax
+    """Build the objectives of the phases for a model with a vocabulary of one piece.
+
+    Returns {name in phases: Objective}; "" is the config's own, and the
+    last. Raises UserError.
+    """
+    from bertjax.objectives.make_objective import make_objective  # needs jax
 
     cfg = encoder_config(config, 1)
     objectives = {}
@@ -161,9 +170,11 @@ def objectives_of(config: ConfigDict, teacher: Any = None) -> dict[str, Any]:
 
 
 def token_ids(config: ConfigDict, tokenizer: Any = None) -> Any:
-    """Return the TokenIds of a tokenizer, or of none yet; of streams that it has no
-    vocabulary of, as many ids as data.streams allows."""
-    from bertjax.objectives.base import NO_TOKENIZER, TokenIds  # which needs jax
+    """Return the TokenIds of a tokenizer, or stand-ins for None.
+
+    A stream without a known vocabulary gets as many ids as data.streams allows.
+    """
+    from bertjax.objectives.base import NO_TOKENIZER, TokenIds  # needs jax
 
     caps = read_streams(config.data.streams)
     sizes = {name: stream_vocab.FIRST + cap for name, cap in caps.items()}
@@ -175,14 +186,16 @@ def token_ids(config: ConfigDict, tokenizer: Any = None) -> Any:
 
 
 def learnt_objectives(config: ConfigDict) -> tuple[str, ...]:
-    """Return the objectives that a run has learnt; its last, the config's, first."""
+    """Return the objectives of a run's phases; the last, the config's, is first."""
     phases = wanted_phases(config)
     return (config.objective, *(p.objective for p in phases if p.objective))
 
 
 def reads_before(config: ConfigDict) -> bool:
-    """Whether a model predicts a masked token one place to the left of it: the first
-    that counts of what it has learnt to fill masks by."""
+    """Return whether a model predicts a masked token from the position before it.
+
+    The first of its objectives that fills masks decides.
+    """
     for objective in learnt_objectives(config):
         names = part_names(objective)
         if names - CAUSAL:
@@ -191,16 +204,18 @@ def reads_before(config: ConfigDict) -> bool:
 
 
 def has_bare_texts(config: ConfigDict) -> bool | None:
-    """Whether an encoder-decoder has learnt texts as T5 has them: no [CLS] begins them,
-    and a decoder starts with padding, not [SEP] (data/features/spans.py and noise.py).
-    None where the objective leaves that to the family."""
+    """Return whether an encoder-decoder was trained on texts in T5's form.
+
+    In that form no [CLS] begins them, and the decoder starts with padding, not [SEP]
+    (data/features/spans.py and noise.py). None: the objective leaves it to the family.
+    """
     denoise = [part for part in parse(config.objective) if part.name == "denoise"]
     target = denoise[0].options.get("target", "text") if denoise else None
     return {"spans": True, "text": False}.get(target)
 
 
 def names_of(config: ConfigDict) -> list[str]:
-    """Return the objectives of the phases by their names; "", the config's, last."""
+    """Return the names of the phases' objectives; "", the config's, comes last."""
     return sorted({p.objective for p in wanted_phases(config)} | {""}, reverse=True)
 
 
@@ -214,10 +229,10 @@ def make_features(
     rates: tuple[Any, ...] = (),
     is_evaluation: bool = False,
 ) -> Features:
-    """Make the host half that an objective needs; without one rows stay as they are.
+    """Build the host half that an objective needs; without one, rows stay as they are.
 
-    mask_rate: of the phase; rates: of all phases of its shape (that one alone). Raises
-    UserError.
+    mask_rate: that of the phase; rates: those of all phases with its shape, by default
+    that one alone. Raises UserError.
     """
     needed = split_needs(needs)
     rates = rates or (mask_rate,)
@@ -236,8 +251,10 @@ def make_features(
 
 
 def check_keys(config: ConfigDict, halves: Iterable[Features]) -> None:
-    """Refuse keys that say nothing to the host halves of any phase, and mask rates of
-    phases that say nothing to their own: UserError."""
+    """Refuse keys that no phase's host half uses, and unused mask rates of phases.
+
+    Raises UserError.
+    """
     pairs = [*zip(wanted_phases(config), halves, strict=True)]
     read = frozenset().union(*(half.keys for _, half in pairs))
     for phase, half in pairs:
@@ -264,15 +281,15 @@ def check_keys(config: ConfigDict, halves: Iterable[Features]) -> None:
 
 
 def eval_mask_rate(config: ConfigDict) -> float | None:
-    """Return the mask rate of evaluations: of a ramp the last."""
+    """Return the mask rate of evaluations; of a ramp, the last rate."""
     rate = config.eval.mask_rate
     return mask_rates.last(config.data.mask_rate if rate is None else rate)
 
 
 def check_plan(config: ConfigDict, needs: frozenset[str], objective: str = "") -> None:
-    """Refuse an objective that needs what the plan cannot give: UserError.
+    """Refuse an objective that needs what the plan cannot provide.
 
-    objective: of a phase; "": the config's.
+    objective: that of a phase; "": the config's. Raises UserError.
     """
     objective = objective or config.objective
     labelled = bool(config.task.text)
@@ -305,7 +322,7 @@ def check_plan(config: ConfigDict, needs: frozenset[str], objective: str = "") -
 
 
 def set_flags(config: ConfigDict) -> None:
-    """Add what `deterministic` asks of XLA to XLA_FLAGS, before a device is used."""
+    """Add the XLA_FLAGS that `deterministic` needs, before a device is used."""
     if config.deterministic:
         chosen = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{chosen} --xla_gpu_deterministic_ops=true"

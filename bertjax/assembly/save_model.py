@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write open models: as workdirs, and as directories that Hugging Face's tools open."""
+"""Write open models as workdirs, and as directories for Hugging Face's tools."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ Read = Callable[[], dict[str, Any]]  # reads parameters: numpy arrays
 
 
 def check_target(target: str, what: str) -> Path:
-    """Return where to write: links followed. Raises UserError unless it is new."""
+    """Return where to write, with links resolved. Raises UserError unless it is new."""
     if "://" in target:
         raise UserError(f"{what}: it is written to a disk of this machine")
     try:
@@ -43,7 +43,7 @@ def check_target(target: str, what: str) -> Path:
 
 def write_workdir(into: Path, read: Read, model: LoadedModel) -> None:
     """Write a workdir with one checkpoint, of step 0."""
-    from bertjax.checkpoints.manager import Checkpoints  # which needs jax
+    from bertjax.checkpoints.manager import Checkpoints  # needs jax
 
     config, tokenizer, source, meta = model
     tokenizer.save(into / "tokenizer")
@@ -73,30 +73,33 @@ def write_hf(
     tensors: bool = True,
     sentences: bool = True,
 ) -> None:
-    """Write config.json, model.safetensors and the tokenizer, for transformers, and how
-    sentence-transformers makes vectors. What ELECTRA trained are two directories:
-    generator/ and discriminator/. tensors, sentences: whether model.safetensors, and
-    the files of sentence-transformers, are written."""
+    """Write config.json, model.safetensors and the tokenizer for transformers.
+
+    It also writes how sentence-transformers makes vectors. A model that ELECTRA trained
+    becomes two directories, generator/ and discriminator/. tensors, sentences: whether
+    to write model.safetensors and the files of sentence-transformers.
+    """
     config, tokenizer, source, meta = model
     cfg = model.cfg
     pooled = of_passages(sentence_options(source, meta), config, meta)
     raw, task, between = meta.get("hf"), meta.get("task", {}), None
     task_type = get_task_type(config.objective) if task else None
     if task_type and (task_type.generates or task_type.token_head):
-        # A language model, as before the task.
+        # Export it as the language model that it was before the task.
         task, task_type = {}, None
     is_seq2seq = model.cfg.num_decoder_layers > 0
     if task_type and not task_type.makes_vectors and not is_seq2seq:
         between = task.get("separators") or tasks.separators(config)
     model_type = raw["model_type"] if raw else config.model.family
-    # Before the long work.
+    # Raise errors before the long work.
     family, *_ = hf_write.choose_family(cfg, tokenizer.roles, model_type)
     is_causal = cfg.is_decoder and not task
     params = dict(read())
     projection = params.pop("colbert", {}).get("kernel")
     pieces = tokenizer.vocab_size
     if cfg.vocab_size > pieces and "vocab_size" not in (raw or {}):
-        # Padding for a chip's sake; what came with padding goes with it.
+        # Drop padding that was added for speed, but not padding that
+        # came with the model.
         params = drop_rows(params, pieces)
         cfg = dataclasses.replace(cfg, vocab_size=pieces, pieces=0)
     for what in _not_written(config, bool(task), pooled):
@@ -124,9 +127,10 @@ def write_hf(
             tensors=tensors,
         )
         types, longest = cfg.type_vocab_size > 1, cfg.max_length
-        if between:  # texts are cut where the finetuned model cuts them
+        if between:  # cut texts as the finetuned model does
             longest = min(config.data.length, longest)
-        if is_seq2seq and cfg.position_embedding_type == "none":  # nothing limits them
+        # it has no limit of its own
+        if is_seq2seq and cfg.position_embedding_type == "none":
             longest = config.data.length
         kinds = [family.model_type * is_it for is_it in (is_causal, is_seq2seq)]
         write_tokenizer(
@@ -138,7 +142,7 @@ def write_hf(
             *kinds,
             has_bare_texts=model.has_bare_texts,
         )
-        # Mean pooling is what sentence-transformers takes of any model.
+        # sentence-transformers uses mean pooling for any model, so that needs no files.
         has_own = pooled != Sentences(longest=pooled.longest)
         if sentences and (has_own or not any(kinds)):
             most = longest if pooled.kind == CROSS else cfg.max_length
@@ -147,7 +151,7 @@ def write_hf(
 
 
 def _not_written(config: Any, has_task: bool, how: Sentences) -> Iterator[str]:
-    """Yield what the files of other libraries have no place for."""
+    """Yield descriptions of what the files of other libraries cannot store."""
     if not has_task and resolve.reads_before(config):
         yield (
             "that masked tokens are predicted from the place before them; transformers "
@@ -173,9 +177,9 @@ def save_model(
 ) -> None:
     """Write a model as a new directory, whole or not at all.
 
-    form: "bertjax", a workdir with one checkpoint, or "hf", what transformers opens.
-    read: reads its parameters. flags: how messages name target and form. Raises
-    UserError where the directory exists already, or cannot hold the model.
+    form: "bertjax", a workdir with one checkpoint, or "hf", for transformers. read:
+    reads its parameters. flags: the names of target and form in messages. Raises
+    UserError if the directory exists already or the format cannot represent the model.
     """
     write = registry.pick(flags[1], form, FORMS)
     what = f"{flags[0]}={target}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A single run in the training loop: its batches, rows, evaluations, checkpoints."""
+"""Run the training loop for a single run: batches, rows, evaluations, checkpoints."""
 
 import functools
 import itertools
@@ -37,16 +37,17 @@ from bertjax.training.writer import (
     write,
 )
 
-LAG = 1  # calls in flight while the host reads the metrics of the one before
+LAG = 1  # calls in flight while the host reads the metrics of the previous one
 
 
 class TrainLoop(Loop):
-    """A run at the step where it stands. Making one begins its workdir.
+    """A run at its current step; creating one begins its workdir.
 
-    overrides: what the command line changed. planned: the batches of the run; batches:
-    those from `state.step` on, on the devices; source: on this host. train_state:
-    parameters and moments. meta: what checkpoints say beside the LoopState. pending:
-    the first update, number of updates and metrics of each call in flight.
+    overrides: what the command line changed. planned: the batches of the run;
+    batches: those from `state.step` on, on the devices; source: the same on this
+    host. train_state: parameters and moments. meta: checkpoint metadata besides
+    the LoopState. pending: the first update, number of updates and metrics of
+    each call in flight.
     """
 
     def __init__(
@@ -99,11 +100,12 @@ class TrainLoop(Loop):
         self.meter = Meter(peak if known else None, memory)
         self.pending: deque[tuple[int, int, dict[str, jax.Array]]] = deque()
         self._open()
-        where = path / "profile" if self.primary else None  # all run the same program
+        # all processes run the same program
+        where = path / "profile" if self.primary else None
         self.trace = Trace(where, done, **config.profile, say=self.log)
 
     def _first_state(self) -> state.State:
-        """Return the state of a checkpoint, or one with init_from's parameters."""
+        """Restore a checkpoint's state, or begin one with init_from's parameters."""
         run, update, abstract = self.run, self.run.update, self.run.abstract
         if run.restored is not None:
             self.log(f"resuming after step {run.restored}")
@@ -114,7 +116,7 @@ class TrainLoop(Loop):
         return run.with_given(fresh)
 
     def _open(self, again: bool = False) -> None:
-        """Open writers and batches of what follows `state.step`; again: in mid-run."""
+        """Open writers, and batches from `state.step` on; again: after a rewind."""
         at, total, config = self.state.step, self.state.total, self.run.config
         mesh, course, most = self.run.mesh, self.planned.course, config.steps_per_call
         self.writers: list[Writer] = []
@@ -123,7 +125,7 @@ class TrainLoop(Loop):
             if self.clock:
                 budget = least_seconds(self.clock.seconds, config.budget_clock)
             progress = ProgressWriter(total, at, budget=budget)
-            self.log = progress.say  # which does not break the bar
+            self.log = progress.say  # keeps the progress bar intact
             say = self.log if again else None
             jsonl, *others = make_writers(config.log.writers, self.path, at, say)
             services = [ServiceWriter(one, self.log) for one in others]
@@ -148,8 +150,8 @@ class TrainLoop(Loop):
             writer.close()
 
     def cost(self, step: int) -> tuple[int, float]:
-        """Return an update's slots (B x L, and B x T of targets), and its FLOPs; 0 of
-        unknown ones."""
+        """Return an update's slots (B x L, plus B x T of targets) and its
+        FLOPs, 0 if unknown."""
         phase = self.planned.course.at(step)
         flops = self.run.parts[phase.objective].objective.flops
         slots = phase.batch_size * count_slots(phase.specs)
@@ -170,7 +172,8 @@ class TrainLoop(Loop):
         own = run.parts[self.planned.course.at(first).objective].update
         update = own.many if run.config.steps_per_call > 1 else own.step
         count = self.calls.size(first)
-        if first in self.calls.starts:  # It compiles, which is no part of a row.
+        # this call compiles, which must not count in a row
+        if first in self.calls.starts:
             self.drain()
         with self.trace.update(first, count, self.train_state):
             batch = self.meter.timed("waited", next, self.batches)
@@ -186,8 +189,8 @@ class TrainLoop(Loop):
     def drain(self, keep: int = 0) -> None:
         """Read the metrics of all calls but the newest `keep`, and write due rows.
 
-        Ends at the update after which the run has to rewind. Raises RunError for a
-        value that is not finite where guard.nonfinite is "stop".
+        Stops at the update after which the run has to rewind. Raises RunError for a
+        value that is not finite if guard.nonfinite is "stop".
         """
         state = self.state
         while len(self.pending) > keep and not self.must_rewind:
@@ -198,7 +201,7 @@ class TrainLoop(Loop):
                 if self.must_rewind:
                     return
             if first in self.calls.starts:
-                self.meter.begin()  # what came before is compilation
+                self.meter.begin()  # the time before this was compilation
             if state.read % self.every["log"] == 0 or state.read == state.total:
                 row = {"step": state.read, "tokens": state.tokens, **values}
                 write(self.writers, row | self.meter.row(hosts.gather), self.path)
@@ -206,7 +209,7 @@ class TrainLoop(Loop):
             self.watch.pause()
 
     def _read(self, values: dict[str, Any]) -> None:
-        """Count one update by its metrics; take out those that are the loop's own."""
+        """Count one update by its metrics, and remove those that only the loop uses."""
         state = self.state
         cost = self.cost(state.read)
         state.read += 1
@@ -233,12 +236,13 @@ class TrainLoop(Loop):
 
     @jax.transfer_guard("allow")
     def rewind(self) -> None:
-        """Go back to the last checkpoint before the skipped updates, past their rows.
+        """Go back to the last checkpoint before the skipped updates,
+        and skip their rows.
 
-        Raises RunError where there is none, or after guard.rewinds times.
+        Raises RunError if there is none, or after guard.rewinds times.
         """
         state, read, skipped = self.state, self.state.read, self.state.skipped_in_row
-        self.watch.pause()  # to verify and to read a checkpoint may take any time
+        self.watch.pause()  # verifying and reading a checkpoint may take any time
         self.checkpoints.wait()
         back = hosts.from_primary(
             self.primary and manifest.newest_before(self.path, read - skipped)
@@ -254,7 +258,7 @@ class TrainLoop(Loop):
         self.pending.clear()
         self._close()
         self.checkpoints.drop_after(back)
-        # Two states would not fit; what is given stays as it is.
+        # Two states would not fit in memory; frozen inputs stay as they are.
         for leaf in jax.tree.leaves(self.train_state.parts()):
             leaf.delete()
         restored = self.checkpoints.restore(back, self.run.abstract)
@@ -277,7 +281,7 @@ class TrainLoop(Loop):
         self.log(f"{what}: back to step {back}, past the batches until then")
 
     def evaluate(self) -> bool:
-        """Score every validation set and write the row; False if interrupted."""
+        """Score every validation set and write the row; return False if interrupted."""
         state, best = self.state, self.state.best
         with self.meter.pause():
             found = self._score()
@@ -291,7 +295,8 @@ class TrainLoop(Loop):
             }
             row = {"step": state.step, "tokens": state.tokens, **scores}
             write(self.writers, row, self.path)
-            if best.metric in scores:  # else of another phase's objective
+            # otherwise it belongs to another phase's objective
+            if best.metric in scores:
                 score = hosts.from_primary(scores[best.metric])
                 best.scores.append((state.step, score))
             if best.out_of_patience:
@@ -303,14 +308,14 @@ class TrainLoop(Loop):
         return True
 
     def _score(self) -> dict[str, dict[str, float]] | None:
-        """Score each validation set: {set: {term: value}}; None if interrupted."""
+        """Score each validation set: {set: {term: value}}, or None if interrupted."""
         run, mesh = self.run, self.run.mesh
         params, average = self.train_state.params, self.train_state.ema
         if run.config.eval.ema and average is not None:
             params = average
         size, examples, found = run.eval_rows, run.config.eval.examples or None, {}
         last = self.planned.objective_before(self.state.step)
-        part = run.parts.get(last, run.parts[""])  # a changed config may lack it
+        part = run.parts.get(last, run.parts[""])  # a changed config may not have it
         for name, rows in part.valid.items():
             host = rows.eval_batches(size, examples, feed.local_rows(mesh, size))
             fed = feed.to_devices(host, mesh, itertools.repeat(size))
@@ -318,7 +323,7 @@ class TrainLoop(Loop):
                 functools.partial(part.evaluate, frozen=self.train_state.frozen),
                 params,
                 feed.with_flag(fed, mesh, lambda: self.stop.overdue),
-                # Of several processes the signal travels with the batches.
+                # With several processes the signal travels with the batches.
                 lambda: self.alone and self.stop.overdue,
                 outputs := [],
             )
@@ -333,12 +338,13 @@ class TrainLoop(Loop):
         return due or state.best.step == state.step
 
     def save(self) -> None:
-        """Begin to save this step; the best evaluation's checkpoint is kept."""
+        """Start saving this step; the best evaluation's checkpoint is kept."""
         state = self.state
         with self.meter.pause():
             self._flush()
             keep = {state.best.step}
-            if state.skipped_in_row:  # the run may have to go back before them
+            # the run may have to go back to before these updates
+            if state.skipped_in_row:
                 self.checkpoints.wait()
                 good = state.step - state.skipped_in_row
                 keep |= {*[n for n in manifest.steps(self.path) if n <= good][-1:]}
@@ -352,13 +358,14 @@ class TrainLoop(Loop):
     def train(self) -> None:
         """Train to the end (`run_loop`), and close everything in order."""
         self.stop.training = True
-        # Without jit (JAX_DISABLE_JIT=1, to debug) every constant is a transfer.
+        # Without jit (JAX_DISABLE_JIT=1, for debugging) every constant is a transfer.
         transfers = "allow" if jax.config.jax_disable_jit else "disallow"
         try:
             with jax.transfer_guard(transfers), self.trace:
                 run_loop(self)
         except BaseException:
-            self.source.close()  # else its threads wait as long as a notebook is open
+            # otherwise its threads wait as long as a notebook is open
+            self.source.close()
             raise
         self.checkpoints.close()
         self._close()
@@ -371,7 +378,7 @@ class TrainLoop(Loop):
         if state.step < state.total or state.unscored:
             self.log(f"stopped by a signal after step {state.step}, which is saved")
             return self.stop.status
-        if self.primary and (self.clock or best.metric):  # only now is it known
+        if self.primary and (self.clock or best.metric):  # known only now
             workdir.amend_run(self.path, total_steps=state.step, **best.facts)
         skipped = state.skipped_in_row
         left = f", the last {counted(skipped, 'update')} skipped" if skipped else ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a config to the train step of a run: its schedule, optimizer."""
+"""Build the train step of a run from its config: schedule, optimizer, update."""
 
 import dataclasses
 import itertools
@@ -37,12 +37,12 @@ from bertjax.training import (
 NO_MFU = (
     "no MFU: objective={} does not say its FLOPs (Head.flops, docs/add_an_objective.md)"
 )
-# Warm-up and total where a step is measured, whose arithmetic is always the same.
+# Warm-up and total of measured steps, whose arithmetic is always the same.
 ENDLESS = (10_000, 1_000_000)
 
 
 def check_whole_batch(config: ConfigDict, objective: Any, mesh: Any) -> None:
-    """Refuse what parts the rows that an objective compares with each other."""
+    """Refuse to split the rows that an objective compares with each other."""
     if objective.whole_batch is None:
         return
     name = config.objective
@@ -61,8 +61,10 @@ def check_whole_batch(config: ConfigDict, objective: Any, mesh: Any) -> None:
 
 
 def check_freeze(config: ConfigDict, objectives: Iterable[Any]) -> None:
-    """Refuse an optim.freeze, or optim.keep_zeros, that names no parameter of any
-    objective: UserError."""
+    """Refuse an optim.freeze or optim.keep_zeros that matches no parameter.
+
+    The parameters are those of all objectives. Raises UserError.
+    """
     rules = read_freeze(config.optim.freeze)
     zeros = read_keep_zeros(config.optim.keep_zeros)
     if not rules and not zeros:
@@ -76,11 +78,11 @@ def check_freeze(config: ConfigDict, objectives: Iterable[Any]) -> None:
 
 
 class Update(NamedTuple):
-    """The jitted update of a config, `step(state, batch) -> (state, metrics)`, and
-    several in a call, `many`; shapes and shardings of the state.
+    """The jitted update of a config, and the layout of its state.
 
-    params: shapes and shardings of the whole model; freeze: what of it is frozen
-    (training/frozen.py).
+    step(state, batch) -> (state, metrics); many: several updates per call. shapes,
+    shardings: of the state. params: shapes and shardings of the whole model; freeze:
+    the frozen part of it (training/frozen.py).
     """
 
     init: Callable[[], Any]
@@ -95,12 +97,13 @@ class Update(NamedTuple):
 
     @property
     def reads(self) -> Any:
-        """Shapes of all that an objective reads: the model, and a teacher's."""
+        """Shapes of all parameters that an objective reads: the
+        model's and a teacher's."""
         shapes = self.shapes.params, self.shapes.frozen
         return jax.eval_shape(frozen.join, *shapes)
 
     def begin(self, mesh: Any, made_up: bool = False) -> state.State:
-        """Make the first state, a teacher's parameters aside; or with made_up ones."""
+        """Create the first state; made_up: with made-up parameters of a teacher."""
         how = mesh, self.shardings, self.freeze, self.init_teacher if made_up else None
         return state.init_sharded(self.init, self.tx, *how)
 
@@ -108,18 +111,19 @@ class Update(NamedTuple):
 def make_config_objective(
     config: ConfigDict, prepared: Any, name: str = "", teacher: Any = None
 ) -> tuple[Any, Any]:
-    """Make the objective of a config for its prepared text, and its EncoderConfig.
+    """Build a config's objective for its prepared text, and its EncoderConfig.
 
-    name: of a phase's objective; "": the config's. teacher: config.teacher, open.
+    name: the objective of a phase; "": the config's. teacher: config.teacher, open.
     """
     tokenizer = prepared.tokenizer
     cfg = resolve.encoder_config(config, tokenizer.vocab_size, jax.default_backend())
     name = name or tasks.objective_of(config, prepared.parts)
     tokens = resolve.token_ids(config, tokenizer)
     rows = next(iter(prepared.parts.values()))
-    if getattr(rows, "has_tables", False):  # of passages as long as rows have room for
+    # its tables have passages as long as a row has room for
+    if getattr(rows, "has_tables", False):
         rows = rows.plan(config.data.length)
-    candidates = getattr(rows, "candidates", None)  # of a task's
+    candidates = getattr(rows, "candidates", None)  # of a task
     how = tokens, as_teacher(teacher, cfg), candidates
     objective, cfg = make_objective(name, cfg, *how)
     if any(getattr(rows, "writes", False) for rows in prepared.valid.values()):
@@ -130,9 +134,9 @@ def make_config_objective(
 def join_objectives(objectives: Sequence[Any]) -> list[Any]:
     """Let the objectives of several phases train one set of parameters.
 
-    Each gets what any of them trains, from its own `init` or the others', and reads its
-    own part. With one objective it is returned as it is. Raises UserError where two of
-    them have parameters of the same name and another shape.
+    Each trains all parameters of all objectives, initialized by its own `init` or
+    another's, and reads its own part. A single objective is returned unchanged. Raises
+    UserError if two have parameters of the same name and different shapes.
     """
     if len(objectives) == 1:
         return [*objectives]
@@ -171,7 +175,7 @@ def join_objectives(objectives: Sequence[Any]) -> list[Any]:
 
 
 def check_shapes(trees: Sequence[Any]) -> None:
-    """Refuse parameters that have one name and several shapes: UserError."""
+    """Refuse parameters with one name and several shapes. Raises UserError."""
     shapes: dict[str, tuple[int, ...]] = {}
     for tree in trees:
         for path, leaf in tree_leaves_with_path(tree):
@@ -193,11 +197,11 @@ def make_tx(
     lr: Any = None,
     backend: str = "",
 ) -> tuple[Any, Any]:
-    """Make the schedule and the optax transform; durations are in steps.
+    """Build the schedule and the optax transform; durations are in steps.
 
-    decay: the length of the last part of schedules that have one. lr: instead of the
-    config's. backend: of the devices, which decides what optim.ns_dtype=fast is, by
-    default jax's. Raises UserError for settings that do not go together.
+    decay: the length of the last part of schedules that have one. lr: replaces the
+    config's. backend: of the devices, by default jax's; decides what
+    optim.ns_dtype=fast means. Raises UserError for settings that do not go together.
     """
     o = config.optim
     power = schema.power_in_effect(o.schedule, o.power)
@@ -216,8 +220,11 @@ def make_tx(
 def schedule_lengths(
     config: ConfigDict, placed: Sequence[phases.Phase], total: int
 ) -> tuple[int, int, int, int]:
-    """Return warm-up, whole and decay of the schedule and the tail that is averaged
-    (optim.average), in steps, or of CLOCK_UPDATES."""
+    """Return (warm-up, whole schedule, decay, averaged tail) of a run, in steps.
+
+    The tail is that of optim.average. If the clock drives the schedule, the lengths are
+    shares of CLOCK_UPDATES.
+    """
     span = total if config.budget_minutes is None else schedules.CLOCK_UPDATES
 
     def length(name: str, end: bool = True) -> int:
@@ -229,12 +236,12 @@ def schedule_lengths(
 
 
 def averages_tail(config: ConfigDict) -> bool:
-    """True where the parameters of the end of a run are averaged (optim.average)."""
+    """Return whether the parameters of the end of the run are averaged."""
     return durations.unit_of(config, "optim.average")[1] > 0
 
 
 def check_average(tail: int, total: int) -> None:
-    """Refuse to average more updates than a run has: UserError."""
+    """Refuse to average more updates than a run has. Raises UserError."""
     if tail > total:
         raise UserError(
             f"optim.average is {counted(tail, 'step')}, more than total's {total}"
@@ -249,7 +256,7 @@ def make_function(
     seed: Any = None,
     average_from: int = 0,
 ) -> Callable[..., Any]:
-    """Make update(state, batch) -> (state, metrics); seed: instead of the config's."""
+    """Build update(state, batch) -> (state, metrics); seed: replaces the config's."""
     return step.make_train_step(
         objective.sums,
         objective.weights,
@@ -265,13 +272,15 @@ def make_function(
 
 
 def make_evaluate(objective: Any) -> Callable[[Any, Any], dict[str, Any]]:
-    """Make evaluate(params, batch) -> the sums and weights of an objective's terms."""
+    """Build evaluate(params, batch) -> the sums and weights of an objective's terms."""
     return step.make_eval_step(objective.sums, objective.weights, objective.evaluate)
 
 
 def fill_up(tables: Any, parts: int) -> dict[str, jax.Array]:
-    """Make tables of these shapes, of zeros, with as many more rows as so many devices
-    need to share them evenly (models/nearest.py)."""
+    """Create zero tables with padded rows, so that devices share them evenly.
+
+    tables: their shapes; parts: the number of devices (models/nearest.py).
+    """
     wide = {}
     for name, table in tables.items():
         n, *rest = table.shape
@@ -289,14 +298,14 @@ def make_update(
     decay: int = 0,
     tail: int = 0,
 ) -> Update:
-    """Make optimizer, state layout and update; durations are in steps (make_tx).
+    """Build the optimizer, state layout and update; durations are in steps (make_tx).
 
     tail: the last updates of the run, whose parameters are averaged (optim.average).
-    Raises UserError where the config does not go with the objective or the mesh.
+    Raises UserError if the config does not fit the objective or the mesh.
     """
     check_whole_batch(config, objective, mesh)
     check_average(tail, total)
-    # Devices of a topology (preflight) are not those that are here.
+    # The devices of a topology (preflight) are not attached to this machine.
     is_abstract = isinstance(mesh, AbstractMesh)
     backend = "" if is_abstract else mesh.devices.flat[0].platform
     schedule, tx = make_tx(config, warmup, total, decay, backend=backend)
@@ -321,7 +330,7 @@ def make_update(
     places = param_shardings(params, mesh, objective.shardings)
     update = make_function(config, objective, tx, schedule, average_from=total - tail)
     one, many = (
-        # The state is donated and stays where its shardings say.
+        # Donate the state, and keep its shardings.
         jax.jit(function, donate_argnums=0, out_shardings=(shardings, None))
         for function in (update, multi_step.many_steps(update))
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a config to a run that can be trained: text, batches, update."""
+"""Build a run that can be trained from a config: text, batches, update."""
 
 import functools
 import json
@@ -59,13 +59,15 @@ Log = Callable[[str], None]
 def check_before_text(
     config: ConfigDict, mesh: Mesh, teacher: LoadedModel | None = None
 ) -> None:
-    """Refuse what the mesh cannot take, and optimizers, schedules and attention that
-    cannot be made, before text is read, and a teacher that is of no use. Raises
-    UserError."""
+    """Refuse a config that cannot train, before any text is read.
+
+    The mesh has to fit, optimizer, schedule and attention have to be possible, and a
+    teacher of use. Raises UserError.
+    """
     planned = resolve.wanted_phases(config)
     cfg = resolve.encoder_config(config, 1, jax.default_backend())
     name, is_known = config.objective, True
-    if tasks.is_task(config):  # whose labels and choices are in the text
+    if tasks.is_task(config):  # labels and choices are in the text
         name = tasks.with_head_options(config, ())
         is_known = not get_task_type(config.objective).several_sequences
     objective, cfg = make_objective(name, cfg)
@@ -79,7 +81,7 @@ def check_before_text(
             "teacher: give one of the two, or leave it empty"
         )
     for phase, each in named.items():
-        # Each is evaluated on batches of config.batch_size.
+        # Each objective is evaluated on batches of config.batch_size.
         own = (p.batch_size for p in planned if p.objective == phase)
         for size in {config.batch_size, *own}:
             feed.check_batch_size(mesh, size, config.accumulate, each.group)
@@ -94,7 +96,7 @@ def check_before_text(
         count = f"; {regions} regions (task.max_regions) are tokens too" * bool(regions)
         raise UserError(f"{e}{count}") from None
     unit, total = durations.unit_of(config, "total")
-    total = total if unit == "steps" else 2**31  # else known once the text is
+    total = total if unit == "steps" else 2**31  # otherwise known once the text is read
 
     def steps(name: str) -> int:
         unit, number = durations.unit_of(config, name)
@@ -110,7 +112,8 @@ def check_before_text(
 def prepare(config: ConfigDict, log: Log) -> tuple[Any, dict[str, str]]:
     """Return the prepared text of a run, and the content hash of each of its stores.
 
-    Process 0 prepares it first; the others find it on a shared disk, or make their own.
+    Process 0 prepares it first; the others find it on a shared disk,
+    or prepare their own.
     """
     if hosts.is_primary():
         prepared = prepared_text.prepare(config, log)
@@ -123,8 +126,7 @@ def prepare(config: ConfigDict, log: Log) -> tuple[Any, dict[str, str]]:
 
 
 def check_row_rules(config: ConfigDict, parts: Any, path: Any) -> None:
-    """Refuse rows that an older version's rules made, and a run that does not say by
-    which ones its rows were: UserError."""
+    """Refuse rows of an older version's rules, or without a record of the rules."""
     if not (path / "run.json").exists():
         raise UserError(
             f"--workdir={path}: run.json is missing, which says by which rules its "
@@ -136,8 +138,7 @@ def check_row_rules(config: ConfigDict, parts: Any, path: Any) -> None:
 
 
 class Part(NamedTuple):
-    """What belongs to one objective of a run: itself, its update, the batches of each
-    validation set, and the jitted evaluation of one of them."""
+    """One objective of a run: its update, validation batches and evaluation."""
 
     objective: Any
     update: train_step.Update
@@ -146,15 +147,15 @@ class Part(NamedTuple):
 
 
 class TrainingRun:
-    """A run whose text, batches and update are made; nothing is allocated yet.
+    """A run with its text, batches and update; nothing is allocated yet.
 
-    restored: the step of the checkpoint that it goes on from, or None; meta: what that
-    one says of itself, {} without one. make_batches(config, past, at, total) -> the
-    batches from step `at`, after `past` phases. every: steps from a row, an evaluation,
-    a checkpoint to the next. lengths: train_step.schedule_lengths. abstract: shapes and
+    restored: the step of the checkpoint to resume from, or None; meta: that
+    checkpoint's metadata, {} without one. make_batches(config, past, at, total) -> the
+    batches from step `at`, after `past` phases. every: steps between rows, evaluations
+    and checkpoints. lengths: train_step.schedule_lengths. abstract: shapes and
     shardings of the state. parts: {objective of a phase: Part}; objective, update and
-    valid are those of the config's own, parts[""]. better: {loss: whether more of it is
-    better}. teacher: config.teacher, open. Raises UserError for what cannot go on.
+    valid are those of the config's own, parts[""]. better: {loss: whether higher is
+    better}. teacher: config.teacher, open. Raises UserError for what cannot be trained.
     """
 
     def __init__(
@@ -186,7 +187,7 @@ class TrainingRun:
         self.cfg = pairs[-1][1]
         joined = train_step.join_objectives([objective for objective, _ in pairs])
         objectives = dict(zip(names, joined, strict=True))
-        # Of a batch of evaluations: as many as fit in memory at once.
+        # Rows of an evaluation batch: as many as a step has in memory at once.
         self.eval_rows = (
             joined[-1].whole_batch or config.batch_size // config.accumulate
         )
@@ -203,7 +204,7 @@ class TrainingRun:
                 f"total is {counted(run.total, 'step')}, and --workdir={path} is at "
                 f"step {at}: give a longer total, or take another workdir"
             )
-        place = run.phases[0], run.total  # where batches change, those of the first
+        place = run.phases[0], run.total  # if batches change, those of the first phase
         lengths = {name: durations.unit_of(config, f"{name}.every") for name in EVENTS}
         steps = {name: phases.steps_of(*n, *place) for name, n in lengths.items()}
         self.every = {name: max(1, n) for name, n in steps.items()}
@@ -232,8 +233,8 @@ class TrainingRun:
             del self.every["eval"]
 
     def _check_stages(self, objectives: Mapping[str, Any]) -> dict[str, bool]:
-        """Look at a batch of each phase, and return `better`."""
-        # Of phases that lie behind, the run noted it before.
+        """Check a batch of each phase, and return `better`."""
+        # For phases that are over, the run recorded it before.
         facts = workdir.read_json(self.path / "run.json") if self.meta else {}
         better = {**best.known_directions(facts)}
         for stage in self.batches.course.stages:
@@ -246,8 +247,7 @@ class TrainingRun:
         return better
 
     def _read_teacher(self, teacher: LoadedModel | None) -> ReadTeacher | None:
-        """Read the teacher, which has to be that of the checkpoint that a run goes on
-        from. Raises UserError."""
+        """Read the teacher, which must be that of the checkpoint. Raises UserError."""
         read = None
         if teacher is not None:
             wanted = self.update.shapes.frozen[TEACHER]
@@ -258,9 +258,10 @@ class TrainingRun:
         return read
 
     def _make_tracker(self) -> best.BestTracker:
-        """Make what tells the best evaluation (eval.best), as far as the run has come.
+        """Build the tracker of the best evaluation (eval.best), with the scores so far.
 
-        Without a name a task's first metric counts, else the loss that weighs most.
+        Without a name it tracks a task's first metric, or else the
+        loss that weighs most.
         """
         config, objective = self.config, self.objective
         patience = config.eval.patience
@@ -285,7 +286,7 @@ class TrainingRun:
         return tracker
 
     def read_init_from(self, log: Log) -> dict[str, Any]:
-        """Read what parameters init_from gives; {} without one. Raises UserError."""
+        """Read the parameters of init_from; {} without one. Raises UserError."""
         config, prepared = self.config, self.prepared
         source, layers = config.init_from, config.init_layers
         source = source or (config.teacher if layers else "")
@@ -296,8 +297,7 @@ class TrainingRun:
         return init_from.take(source, *how)
 
     def with_given(self, current: state.State) -> state.State:
-        """Return a state whose steps read the teacher and the tables of rows, if there
-        are any; their place is on the devices then, and not on this host."""
+        """Add the teacher and tables of rows to a state, and free them on the host."""
         if self.teacher is not None:
             read, wanted = (
                 self.teacher.leaves.__getitem__,
@@ -319,9 +319,9 @@ class TrainingRun:
         facts: Mapping[str, Any],
         log: Log,
     ) -> None:
-        """Write what the workdir says of a run of `config`, before its first step.
+        """Write the files of a new run into its workdir, before its first step.
 
-        overrides: what the command line changed. facts: what run.json says beside.
+        overrides: what the command line changed. facts: further content of run.json.
         """
         texts = {
             "config.json": serialize.to_json(config),
@@ -339,7 +339,7 @@ class TrainingRun:
         workdirs.write_findings(self.path, self.prepared, log)
 
     def meta_of(self, config: ConfigDict) -> dict[str, Any]:
-        """Return what a checkpoint of a run of `config` says, whatever its step."""
+        """Return what checkpoints of a run of `config` record, whatever their step."""
         kept = {k: v for k, v in self.meta.items() if k == "sentences"}
         if not self.meta:
             kept = init_from.kept_sentences(config)
@@ -354,12 +354,12 @@ class TrainingRun:
         }
 
     def _teacher_facts(self) -> dict[str, str]:
-        """Return what is recorded of a teacher: the sha256 of its parameters."""
+        """Return what is recorded about a teacher: the sha256 of its parameters."""
         return {KEY: self.teacher.sha256} if self.teacher else {}
 
     def trace_update(self) -> None:
-        """Trace an update: what its parts return has to fit together. Raises UserError,
-        which names the line of a part from outside that does not."""
+        """Trace an update; raise UserError with the line of a
+        part that does not fit."""
         name, o = self.config.objective, self.config.optim
         parts = f"objective={name}, optim.name={o.name}, optim.schedule={o.schedule}"
         with say_where(f"{parts}: an update cannot be made"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Refuse configs that can be seen to be wrong without data and without jax."""
+"""Refuse configs whose faults show without data and without jax."""
 
 import os
 
@@ -30,7 +30,7 @@ from bertjax.training import (
     writer,
 )
 
-# Of running text: where rows are labelled nothing is masked, drawn or cut out of it.
+# Keys of running text. Labeled rows are not masked, sampled or cut from a text.
 OF_TEXT = (
     "masking mask_rate mask_unit mask_lengths corruption replacement similar "
     "mask_weights swap concept control plan noise max_predictions paper_compat "
@@ -39,7 +39,7 @@ OF_TEXT = (
 )
 OF_TEXT = [*(f"data.{key}" for key in OF_TEXT.split()), "eval.mask_rate"]
 
-# What a value may be, ends included; where None means a default it may be that too.
+# Bounds of values, inclusive. A key whose default is None may also be None.
 RANGES = {
     "seed": (0, 2**31 - 1),
     "batch_size": (1, 2**20),
@@ -110,7 +110,7 @@ def _unread(config: ConfigDict) -> list[str]:
 
 
 def check(config: ConfigDict) -> None:
-    """Refuse what can be seen to be wrong without data and without jax."""
+    """Refuse a config whose faults show without data and without jax."""
     for part in parse_objective(config.objective):
         registry.check_module("objective", part.name, "bertjax.objectives", SUPPORT)
     registry.pick("data.engine", config.data.engine, dict.fromkeys(("tf", "python")))
@@ -207,7 +207,7 @@ def _check_optimizer(config: ConfigDict) -> None:
         read = settings_of(choice, name)
         unread = {key for keys in known.values() for key in keys} - {*read}
         for key, value in flat.items():
-            setting = key.partition(".")[0]  # of a duration: optim.decay.steps
+            setting = key.partition(".")[0]  # of a duration such as optim.decay.steps
             if setting in unread and value not in (defaults[key], None):
                 users = [user for user, keys in known.items() if setting in keys]
                 default = defaults[key]
@@ -217,7 +217,7 @@ def _check_optimizer(config: ConfigDict) -> None:
                     f"{', '.join(users)}: leave it out{was}"
                 )
     if config.optim.name in CHOICES["optim.name"][0]:
-        # With 0 what has no gradient would become nan.
+        # With 0, a parameter without a gradient would become nan.
         _check_range("optim.eps", config.optim.eps, 1e-30, 1)
 
 
@@ -286,7 +286,7 @@ def _check_data(config: ConfigDict) -> None:
     if data.weights and data.alpha is not None:
         raise UserError("data.weights and data.alpha are both given: give one of them")
     chosen = read_masker(data, mask_rates.last(data.mask_rate))
-    similar = getattr(chosen, "similar", False)  # a masker from outside has none
+    similar = getattr(chosen, "similar", False)  # a plug-in's masker has none
     if data.similar and not similar:
         raise UserError(
             f"data.similar={data.similar} is not used by data.masking={data.masking}, "

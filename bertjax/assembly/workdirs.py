@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a workdir holds, compared with the config of a command."""
+"""Compare what a workdir contains with the config of a command."""
 
 import json
 import tempfile
@@ -17,11 +17,11 @@ from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks.tables import Say
 
 FINDINGS = "answers.txt"  # in a workdir
-FEW = 5  # changes of a config that a message tells
+FEW = 5  # changes of a config that a message lists
 
 
 def write_findings(path: Any, prepared: Any, say: Say) -> None:
-    """Write what was said of a task's text, whole, into a workdir, and say where."""
+    """Write the remarks about a task's text into a workdir, and say where."""
     sets = (*prepared.parts.values(), *prepared.valid.values())
     lines = dict.fromkeys(line for one in sets for line in getattr(one, "findings", ()))
     if lines:
@@ -31,7 +31,7 @@ def write_findings(path: Any, prepared: Any, say: Say) -> None:
 
 
 def check_place(path: Any) -> None:
-    """Refuse a workdir that cannot be one: UserError."""
+    """Refuse a path that cannot be a workdir. Raises UserError."""
     if path.exists() and not path.is_dir():
         raise UserError(f"--workdir={path} is a file")
     config = workdir.read_json(path / "config.json")
@@ -43,7 +43,8 @@ def check_place(path: Any) -> None:
     if not is_remote(path):
         parent = next(p for p in (path, *path.parents) if p.exists())
         try:
-            # Made and removed: permissions alone do not tell, as of /proc.
+            # Create and remove a directory: permissions alone prove
+            # nothing, e.g. in /proc.
             tempfile.TemporaryDirectory(prefix=".bertjax-", dir=parent).cleanup()
         except OSError as e:
             why = f"nothing can be made in {parent}"
@@ -53,11 +54,14 @@ def check_place(path: Any) -> None:
 
 
 def check_workdir(path: Any, config: ConfigDict, allow_change: bool) -> None:
-    """Refuse a workdir that holds a sweep, a run of another config, or a damaged
-    run.json or config.json: UserError."""
+    """Refuse a workdir with a sweep, a run of another config, or damaged JSON files.
+
+    The files are run.json and config.json. Raises UserError.
+    """
     check_place(path)
     workdir_kinds.check_run(path)
-    workdir_kinds.read_object(path / "run.json")  # says by which rules rows were made
+    # records the rules by which rows were made
+    workdir_kinds.read_object(path / "run.json")
     file = path / "config.json"
     if not file.exists():
         return
@@ -77,8 +81,11 @@ def check_workdir(path: Any, config: ConfigDict, allow_change: bool) -> None:
 
 
 def tell_of_lost(path: Any, config: ConfigDict) -> str:
-    """Say that what the run or the sweep of a workdir began from is gone, and what that
-    means; "" where it is there, or nothing began."""
+    """Explain that a workdir's run or sweep has lost its init_from,
+    and what that means.
+
+    Returns "" if init_from exists, or nothing has begun.
+    """
     source, kind = config.init_from, workdir_kinds.kind(path)
     if not (source and kind) or manifest.as_path(source).exists():
         return ""
@@ -97,15 +104,17 @@ def tell_of_lost(path: Any, config: ConfigDict) -> str:
 
 
 def tell_changes(changes: list[str], advice: str) -> str:
-    """Say in a line what changed, "KEY: OLD -> NEW" of each, and what to do."""
+    """List in a line what changed, as "KEY: OLD -> NEW", and what to do."""
     more = [f"and {len(changes) - FEW} more"] * (len(changes) > FEW)
     return f": {'; '.join([*changes[:FEW], *more, advice])}"
 
 
 def names_its_text(path: Any, config: ConfigDict) -> bool:
-    """True where a workdir's run was made of running text by the names of this config.
+    """Return whether a run trained on running text that this config
+    names in the same way.
 
-    A task's rows are read in a moment: a table changed in its place is noticed.
+    It is False for a task, whose rows are read quickly, so that a
+    changed table is noticed.
     """
     recorded = workdir.read_json(path / "config.json").get("data", {})
     keys = "train valid vocab similar mask_weights swap segmenter concept control"
@@ -114,8 +123,11 @@ def names_its_text(path: Any, config: ConfigDict) -> bool:
 
 
 def known_total(config: ConfigDict, meta: Mapping[str, Any]) -> int | None:
-    """Return how many steps a checkpoint says that its run has; None where it does
-    not, or is of another config. meta: what it says of itself."""
+    """Return the number of steps that a checkpoint records for its run.
+
+    None if it records none, or belongs to another config. meta: the
+    checkpoint's metadata.
+    """
     total = meta.get("total_steps")
     if total is None:
         return None
