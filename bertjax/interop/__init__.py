@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other libraries' files of models, read and written without those libraries."""
+"""Read and write other libraries' model files without those libraries."""

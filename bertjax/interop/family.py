@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What there is to know about a family of Hugging Face's, for both directions.
+"""Describe a family of Hugging Face models, for reading and for writing.
 
 Each family is a file of families/. Its keys and defaults are those of transformers'
-models/*/configuration_*.py, its names of tensors those of models/*/modeling_*.py.
+models/*/configuration_*.py, its tensor names those of models/*/modeling_*.py.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from typing import Any
 
 Options = dict[str, Any]
 
-# What config.json must have, and transformers' defaults of what it may lack.
+# Keys that config.json must have, and transformers' defaults of optional keys.
 REQUIRED = (
     "vocab_size",
     "hidden_size",
@@ -37,42 +37,45 @@ REFUSED = {
 }
 PAD = {"pad_token_id": "pad"}
 ENDS = {"bos_token_id": "cls", "eos_token_id": "sep", **PAD}
-# What ends the names of transformers' classes for tasks.
+# Endings of the names of transformers' classes for tasks.
 SEQUENCE, TOKEN = "ForSequenceClassification", "ForTokenClassification"
 ANSWER, CHOICE = "ForQuestionAnswering", "ForMultipleChoice"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
-    """What config.json calls `model_type`.
+    """A family of models, which config.json calls `model_type`.
 
-    names: path of a leaf of ours -> name of the tensor, {} for the layer's number.
-    glu_names: those that are others where mlp_type is "glu".
-    prefix: stands before the encoder's names in files of models with a head.
-    class_prefix: begins the names of transformers' classes. classes: pretraining heads
-    ("mlm+nsp", "": none) -> what ends the name; the first whose heads are all there
-    counts. decoder_classes: the same of models with is_decoder; empty where config.json
-    knows no such key. task_heads: what ends the name -> tensors of a task's head, and
-    of the dense layer before it where that is no part of the encoder there.
-    defaults: option of EncoderConfig -> its value where config.json lacks the key.
-    renamed: option -> key of config.json, where the key has another name. fixed:
-    options that all of the family have. read(config.json), write(options): options,
-    and keys, that are no copies of each other.
-    special_ids: key of config.json -> role of the special piece whose id it is.
-    decoder_start: the role of the piece that the decoder gets first, of
-    encoder-decoders.
-    refused: key of config.json that changes what is computed -> values that are known.
-    aliases: a tensor's other name -> its name in `names`.
-    ties_by_file: whether files, and not config.json, say that the head is the word
-    embeddings: it is unless they have another matrix.
-    zeros: paths of leaves that are zeros where files lack them. row_vectors: a pattern
-    of names of vectors [n] that are [1, n] there.
-    outside: paths of the encoder that are part of a head there: without the prefix.
-    swapped: a pattern of names of dense layers' weights that are [in, out] there, not
-    [out, in], as in transformers' Conv1D.
+    names: path of our leaf -> name of the tensor, with {} for the number of the layer.
+    glu_names: the names that differ if mlp_type is "glu".
+    prefix: precedes the encoder's names in files of models with a head.
+    class_prefix: begins the names of transformers' classes.
+    classes: pretraining heads ("mlm+nsp", "": none) -> ending of the class name; the
+        first entry whose heads are all present is used.
+    decoder_classes: the same for models with is_decoder; empty if config.json
+        has no such key.
+    task_heads: ending of the class name -> tensors of a task's head, and of the dense
+        layer before it unless that belongs to the encoder there.
+    defaults: option of EncoderConfig -> its value if config.json lacks the key.
+    renamed: option -> key of config.json, if they differ.
+    fixed: options that are the same in the whole family.
+    read, write: read(config.json) returns the options, and write(options) the keys,
+        that are not copies of each other.
+    special_ids: key of config.json -> role of the special piece with that id.
+    decoder_start: for encoder-decoders, the role of the decoder's first piece.
+    refused: key of config.json that changes the computation -> supported values.
+    aliases: another name of a tensor -> its name in `names`.
+    ties_by_file: whether files, and not config.json, tell if the head is tied to the
+        word embeddings: it is tied unless they have another matrix.
+    zeros: paths of leaves that are zero if the files lack them.
+    row_vectors: a pattern for names of vectors [n] that are stored as [1, n].
+    outside: paths of the encoder that belong to a head there, and have no prefix.
+    swapped: a pattern for names of dense weights that are stored as [in, out], not as
+        [out, in], as in transformers' Conv1D.
     after_padding: positions begin after the row of the padding piece's id.
-    tf1_config: the file beside a TensorFlow 1 checkpoint. tf1_names: a pattern in a
-    name of `names` -> what stands there in such a checkpoint, in order (tf1.py).
+    tf1_config: the config file beside a TensorFlow 1 checkpoint.
+    tf1_names: a pattern in a name of `names` -> its replacement in such a checkpoint,
+        applied in order (tf1.py).
     """
 
     model_type: str
@@ -104,22 +107,22 @@ class Family:
     tf1_names: Mapping[str, str] | None = None
 
     def names_for(self, mlp_type: str) -> Mapping[str, str]:
-        """Return `names` of a model with such an MLP."""
+        """Return `names` for a model with this type of MLP."""
         return {**self.names, **(self.glu_names if mlp_type == "glu" else {})}
 
     @property
     def keys(self) -> dict[str, str]:
-        """Option of EncoderConfig -> key of config.json."""
+        """{option of EncoderConfig: key of config.json}."""
         options = dict.fromkeys((*REQUIRED, *self.defaults))
         return {o: self.renamed.get(o, o) for o in options if o not in self.fixed}
 
 
 def tensors(table: str) -> dict[str, str]:
-    """Read lines of "path name", ours and theirs, into {path of a leaf: tensor}.
+    """Parse lines of "path name", ours and theirs, into {path of a leaf: tensor}.
 
-    A name that ends in .weight or .bias is a tensor. Others are a dense layer or,
-    where the path ends in "norm", a norm. @1/3 at a name's end is the second third of
-    the tensor's outputs.
+    A name that ends in .weight or .bias is a tensor. Other names are a norm if the path
+    ends in "norm", and otherwise a dense layer. A name that ends in @1/3 is the second
+    third of the tensor's outputs.
 
     >>> tensors("mlm/norm head.norm")
     {'mlm/norm/scale': 'head.norm.weight', 'mlm/norm/bias': 'head.norm.bias'}
@@ -145,7 +148,7 @@ def pooled(pooler: str, classes: str = "classifier") -> dict[str, str]:
 def task_heads(
     sequence: Mapping[str, str], choice: Mapping[str, str]
 ) -> dict[str, Mapping[str, str]]:
-    """Return the tensors of heads of tasks by what ends transformers' classes."""
+    """Return the tensors of task heads by the endings of transformers' classes."""
     return {
         SEQUENCE: sequence,
         CHOICE: choice,

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ids that begin, end and pad what a model writes: generation_config.json.
+"""Read and write generation_config.json: ids that begin, end and pad generated texts.
 
-Keys and what an absent one means: transformers, generation/configuration_utils.py and
-GenerationMixin._prepare_special_tokens of generation/utils.py.
+Its keys, and the meaning of absent ones, are those of transformers,
+generation/configuration_utils.py and GenerationMixin._prepare_special_tokens in
+generation/utils.py.
 """
 
 import json
@@ -17,12 +18,11 @@ FILE = "generation_config.json"
 
 
 class GenerationSettings(NamedTuple):
-    """Names and ids as in generation_config.json; None, or (), where there is none.
+    """Settings named as in generation_config.json; None or () if absent.
 
-    decoder_start_token_id: the first that the decoder of an encoder-decoder gets.
-    eos_token_id: each of them ends a text. forced_bos_token_id: what is written first
-    whatever the model says; forced_eos_token_id: what is written last, at the greatest
-    length.
+    decoder_start_token_id: the first input of an encoder-decoder's decoder.
+    eos_token_id: each of these ids ends a text. forced_bos_token_id: always the first
+    generated id; forced_eos_token_id: always the last one at the maximum length.
     """
 
     decoder_start_token_id: int | None = None
@@ -33,7 +33,8 @@ class GenerationSettings(NamedTuple):
     forced_eos_token_id: int | None = None
 
     def to_json(self) -> dict[str, int | list[int]]:
-        """Return what a JSON file says of them: what there is; one id, or a list.
+        """Return the present settings for a JSON file; ids of ends
+        are one id or a list.
 
         >>> GenerationSettings(0, eos_token_id=(1,)).to_json()
         {'decoder_start_token_id': 0, 'eos_token_id': 1}
@@ -48,9 +49,9 @@ class GenerationSettings(NamedTuple):
         }
 
     def filled(self, defaults: "GenerationSettings") -> "GenerationSettings":
-        """Return them with those of `defaults` where there are none.
+        """Return the settings with absent ones taken from `defaults`.
 
-        What is forced has no default.
+        Forced ids have no default.
         """
         forced = ("forced_bos_token_id", "forced_eos_token_id")
         given = {
@@ -62,10 +63,10 @@ class GenerationSettings(NamedTuple):
 
 
 def from_json(values: Mapping[str, Any], where: str = "") -> GenerationSettings:
-    """Read what `GenerationSettings.to_json` gives, or a file of transformers'.
+    """Read the result of `GenerationSettings.to_json`, or transformers' file.
 
-    where: begins messages. An id below 0 is none, as some files have it. Raises
-    UserError for what is no id.
+    where: begins messages. An id below 0 counts as absent, as in some files. Raises
+    UserError for values that are not ids.
 
     >>> from_json({"eos_token_id": [1, 5], "bos_token_id": -1}).eos_token_id
     (1, 5)
@@ -89,7 +90,7 @@ def from_json(values: Mapping[str, Any], where: str = "") -> GenerationSettings:
 def from_roles(roles: Mapping[str, int], decoder_start: str = "") -> GenerationSettings:
     """Return the settings that follow from a tokenizer's special pieces.
 
-    decoder_start: the role of the piece that a decoder gets first (family.py).
+    decoder_start: the role of the decoder's first piece (family.py).
     """
     start = roles[decoder_start] if decoder_start else None
     return GenerationSettings(start, roles["cls"], (roles["sep"],), roles["pad"])
@@ -98,12 +99,12 @@ def from_roles(roles: Mapping[str, int], decoder_start: str = "") -> GenerationS
 def read_generation_config(
     directory: Path, raw: Mapping[str, Any], where: str
 ) -> GenerationSettings:
-    """Read a directory's generation_config.json; without one, its config.json, `raw`.
+    """Read a directory's generation_config.json, or without one its config.json, `raw`.
 
-    Ids that the file lacks are config.json's, but what is forced is not: so it is in
-    transformers 5, which has no default for a decoder's first id. Ids beyond the
-    vocabulary are none: config.json files of small models keep a large one's. Raises
-    UserError, in a line that `where` begins.
+    Ids that the file lacks are taken from config.json, except forced ones; transformers
+    5 does the same, and has no default for a decoder's first id. Ids beyond the
+    vocabulary count as absent: config.json files of small models keep those of a large
+    one. Raises UserError, with a line that begins with `where`.
     """
     given = from_json(raw, f"{where}: config.json")
     if (directory / FILE).exists():
@@ -123,6 +124,6 @@ def read_generation_config(
 
 
 def write_generation_config(directory: Path, settings: GenerationSettings) -> None:
-    """Write generation_config.json, as transformers reads it."""
+    """Write generation_config.json in transformers' format."""
     text = json.dumps(settings.to_json(), indent=2, sort_keys=True) + "\n"
     (directory / FILE).write_text(text, "utf-8")

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open a directory of another library's, whatever lies in it.
+"""Open a directory of another library, whichever format it has.
 
-config.json and tensors (hf_read.py); a TensorFlow 1 checkpoint (tf1.py); generator/ and
-discriminator/ of the first kind: ELECTRA's two models, which are one, with the
-parameters of our objective of that name. {"encoder", "generator", "mlm", "rtd"}: the
-discriminator and its head, what is the generator's own, its head. The embeddings, but
-for the projection, are in "encoder" alone (bertjax/objectives/electra.py).
+It may have config.json and tensors (hf_read.py), a TensorFlow 1 checkpoint (tf1.py), or
+generator/ and discriminator/ of the first format. The last two are ELECTRA's, and
+become one model with the parameters of our objective of that name, {"encoder",
+"generator", "mlm", "rtd"}: the discriminator and its head, the generator's own layers
+and its head. The embeddings, except the projection, are only in "encoder"
+(bertjax/objectives/electra.py).
 """
 
 import dataclasses
@@ -22,13 +23,13 @@ from bertjax.models.config import RUNTIME, EncoderConfig, generator_config
 OURS = ("overrides.json", "checkpoints", "meta.json")
 THEIRS = (hf_read.CONFIG, read_tensors.SINGLE, read_tensors.INDEX, read_tensors.PICKLE)
 HALVES = ("discriminator", "generator")
-# What does not decide what a generator computes.
+# Options that do not change what a generator computes.
 FREE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 FREE += ("pooler", "dtype", *RUNTIME)
 
 
 def is_directory(path: Any) -> bool:
-    """True for what looks like one of theirs, and not like a workdir."""
+    """Return whether a path looks like another library's directory, not a workdir."""
     if any((path / name).exists() for name in OURS):
         return False
     return _is_hf(path) or _is_pair(path) or tf1.is_directory(path)
@@ -43,12 +44,13 @@ def _is_pair(path: Any) -> bool:
 
 
 def tokenizer_folders(path: Any) -> list[Any]:
-    """Return where a directory's tokenizer lies: in both halves of a pair."""
+    """Return the folders of a directory's tokenizer: both halves of a pair have one."""
     return [path / name for name in HALVES] if _is_pair(path) else [path]
 
 
 def open_model(directory: Path, where: str) -> hf_read.Imported:
-    """Open any of them. Raises UserError, which `where` (flag and value) begins."""
+    """Open any supported directory. Raises UserError, beginning with
+    `where` (flag=value)."""
     if _is_hf(directory):
         return hf_read.open_model(directory, where)
     if _is_pair(directory):
@@ -63,7 +65,7 @@ def open_model(directory: Path, where: str) -> hf_read.Imported:
 # ---------------------------------------------------------------- ELECTRA's pairs
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pair(Imported):
-    """The discriminator, whose fields these are, with its generator.
+    """A discriminator, whose fields these are, with its generator.
 
     root: the directory of both.
     """
@@ -81,7 +83,7 @@ class Pair(Imported):
 
 
 def is_shared(path: str) -> bool:
-    """True for what both encoders read in the discriminator."""
+    """Return whether both encoders read this leaf of the discriminator."""
     start = "encoder/embeddings/"
     return path.startswith(start) and not path.startswith(start + "projection/")
 
@@ -89,10 +91,10 @@ def is_shared(path: str) -> bool:
 def join_pair(
     discriminator: Imported, generator: Imported, root: Path, where: str
 ) -> Pair:
-    """Make one model of two.
+    """Join a discriminator and a generator into one model.
 
-    Raises UserError when they are no pair: another family, a head that is missing,
-    embeddings that are not shared, a generator that our objective would make otherwise.
+    Raises UserError if they are no pair: another family, a missing head, embeddings
+    that are not shared, or a generator unlike the one that our objective builds.
     """
     halves = {"discriminator": discriminator, "generator": generator}
     for (name, half), head in zip(halves.items(), ("rtd", "mlm"), strict=True):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read models from directories of Hugging Face's kind: config.json and tensors.
+"""Read models from Hugging Face directories: config.json and tensors.
 
-families/ has the names; here they lead from files to our stacked leaves, without torch
-and transformers.
+families/ has the names, by which files become our stacked leaves, without
+torch and transformers.
 """
 
 import dataclasses
@@ -31,26 +31,27 @@ from bertjax.interop.task_heads import Task, read_task, with_head
 from bertjax.models.config import EncoderConfig
 
 CONFIG = "config.json"
-# Buffers, no parameters, that some versions of transformers store.
+# Buffers, not parameters, that some versions of transformers store.
 BUFFERS = re.compile(
     r"(.*\.)?(position_ids|token_type_ids|inv_freq|attn\.(masked_)?bias"
-    # T5 was released with a table that its cross-attention does not read.
+    # T5's release has a table that its cross-attention does not use.
     r"|EncDecAttention\.relative_attention_bias\.weight)"
 )
 MOST_LAYERS = 10_000
-# Other names of activations in config.json -> ours; what they compute is the same.
+# Other names of activations in config.json -> our names for the same functions.
 ACTIVATIONS = {"gelu_python": "gelu", "gelu_fast": "gelu_pytorch_tanh", "swish": "silu"}
-PADDING = 128  # at least so many rows beyond the vocabulary are another vocabulary's
+# with so many rows beyond the vocabulary, the model is another vocabulary's
+PADDING = 128
 
 
 @dataclasses.dataclass(frozen=True)
 class Imported:
-    """A model of theirs: its family, sizes, and where its tensors lie.
+    """An imported model: its family, sizes, and the places of its tensors.
 
     where: begins every message. raw: config.json. tensors: by their names in the
-    family; leaves: those of ours that the files have, by path; missing: those that they
-    lack (heads, pooler); unexpected: tensors that are nothing of ours. task: what it
-    was finetuned for.
+    family; leaves: our leaves that the files have, by path; missing: those that they
+    lack (heads, pooler); unexpected: tensors that match no leaf. task: what it was
+    finetuned for.
     """
 
     directory: Path
@@ -77,9 +78,9 @@ class Imported:
         return {path: leaf.shape for path, leaf in self.leaves.items()}
 
     def read(self, path: str) -> np.ndarray:
-        """Read one leaf: f32, the layers stacked."""
+        """Read one leaf as f32, with the layers stacked."""
         leaf = self.leaves[path]
-        # Uninitialised, and aligned so that jax can take it on a CPU without a copy.
+        # Uninitialized, and aligned so that jax can use it on a CPU without a copy.
         size = 4 * math.prod(leaf.shape)
         memory = np.empty(size + 64, np.uint8)
         start = -memory.ctypes.data % 64
@@ -90,12 +91,13 @@ class Imported:
         return out
 
     def params(self) -> dict[str, Any]:
-        """Read all parameters: a nested dict of f32 arrays, each read to its place."""
+        """Read all parameters: a nested dict of f32 arrays, each read
+        into its final place."""
         heads = {head: {} for head in layout.bare_heads(self.family, self.cfg)}
         return layout.unflatten((p, self.read(p)) for p in self.leaves) | heads
 
     def report(self, say: Callable[[str], None]) -> None:
-        """Say what was matched, and what is not used."""
+        """Report what was matched and what is not used."""
         layers, width = self.cfg.num_hidden_layers, self.cfg.hidden_size
         shape = f"{counted(layers, 'layer')} of {width}"
         if decoder := self.cfg.num_decoder_layers:
@@ -107,17 +109,17 @@ class Imported:
 
 
 def open_model(directory: Path, where: str) -> Imported:
-    """Open a directory: read config.json and the tensors' headers.
+    """Open a directory: read config.json and the headers of the tensors.
 
-    Raises UserError, in a line that `where` (flag and value) begins, on an unknown or
-    damaged config, tensors that are missing or have other shapes, a decoder that is
-    tied in config.json alone.
+    Raises UserError, beginning with `where` (flag=value), for an unknown or damaged
+    config, for tensors that are missing or have other shapes, and if only config.json
+    says that the head is tied.
     """
     raw = read_tensors.read_json(read_tensors.inside(directory, CONFIG, where), where)
     if not isinstance(raw.get("model_type"), str):
         raise UserError(f"{where}: {CONFIG} lacks model_type")
     family = all_families().get(raw["model_type"])
-    if family is None:  # a program wrote it: it is no misspelling
+    if family is None:  # no hint at a misspelling, since a program wrote it
         raise UserError(
             f"{where}: models with model_type={raw['model_type']!r} cannot be read; "
             f"those that can: {', '.join(sorted(all_families()))}"
@@ -147,10 +149,10 @@ def open_model(directory: Path, where: str) -> Imported:
 def _join_tied(
     tensors: dict[str, StoredTensor], family: Family, cfg: EncoderConfig, where: str
 ) -> EncoderConfig:
-    """Give tensors that have several names the family's own, in place.
+    """Rename tensors with several names to the family's names, in place.
 
-    Returns the config, tied where the files are of a family that says it so. Raises
-    UserError where tensors differ that are one to config.json, or here.
+    Returns the config; in a family with ties_by_file it is tied as the files are.
+    Raises UserError if tensors differ that config.json ties, or that are one here.
     """
     word, head = (
         family.names.get(p, "") for p in ("encoder/embeddings/word", "mlm/decoder")
@@ -168,7 +170,8 @@ def _join_tied(
     for other, name in same.items():
         if other not in tensors:
             continue
-        is_word = other != head and name == word  # the decoder's, and the encoder's
+        # the same table under the name of the encoder or decoder
+        is_word = other != head and name == word
         if (cfg.tie_word_embeddings or is_word) and name in tensors:
             _check_fit(_odd_types(tensors, {other, name}), where)
             if not are_equal(tensors[other], tensors[name]):
@@ -177,13 +180,13 @@ def _join_tied(
                     why = f"though {CONFIG} ties them: tie_word_embeddings should be "
                     why += "false"
                 raise UserError(f"{where}: {other} differs from {name}, {why}")
-        # The decoder's own, which transformers 5 computes with.
+        # Use the head's own matrix, as transformers 5 does.
         tensors[name] = tensors.pop(other)
     return cfg
 
 
 def _odd_types(tensors: Mapping[str, StoredTensor], names: set[str]) -> list[str]:
-    """Return those of `names` whose type is none of parameters, and the type."""
+    """Return the `names` whose type parameters cannot have, with that type."""
     types = {name: tensors[name].dtype for name in sorted(names & tensors.keys())}
     return [f"{name} of type {t}" for name, t in types.items() if t not in DTYPES]
 
@@ -191,10 +194,10 @@ def _odd_types(tensors: Mapping[str, StoredTensor], names: set[str]) -> list[str
 def check_tensors(
     model: Imported, config: str = CONFIG, name_in_file: Callable[[str], str] = str
 ) -> Imported:
-    """Return the model with what is missing and what is not taken.
+    """Return the model with its leaves, missing parts and unexpected tensors.
 
-    config: where the sizes are from; name_in_file: of a tensor of the family's; both
-    for messages. Raises UserError as `open_model` does.
+    config: the source of the sizes; name_in_file: converts a family's tensor name; both
+    are for messages. Raises UserError like `open_model`.
     """
     family, tensors, where = model.family, model.tensors, model.where
     classes = model.task.classes if model.task else 2
@@ -226,7 +229,7 @@ def check_tensors(
             f"{where}: tensors of layers that {config} does not have: "
             f"{join_names(strange, 6)}"
         )
-    # A part of a head is no head.
+    # An incomplete head counts as missing.
     missing = tuple(path for path in leaves if _part_of(path) in absent)
     return dataclasses.replace(
         model,
@@ -237,7 +240,8 @@ def check_tensors(
 
 
 def _part_of(path: str) -> str:
-    """Return what may be absent as a whole: a head, or the pooler; or a stack."""
+    """Return the unit that may be missing as a whole (a head or the
+    pooler), or a stack."""
     return "pooler" if "/pooler/" in path else path.split("/")[0]
 
 
@@ -249,7 +253,7 @@ def _check_fit(wrong: list[str], where: str, config: str = CONFIG) -> None:
 
 
 def read_config(raw: Mapping[str, Any], family: Family, where: str) -> EncoderConfig:
-    """Read a config.json of this family. Raises UserError naming the key."""
+    """Read a config.json of this family. Raises UserError that names the key."""
     kinds = {f.name: f.type for f in dataclasses.fields(EncoderConfig)}
     options = dict(family.fixed)
     for option, key in family.keys.items():
@@ -288,12 +292,13 @@ def read_config(raw: Mapping[str, Any], family: Family, where: str) -> EncoderCo
 def check_tokenizer(
     model: Imported, tokenizer: Any, say: Callable[[str], None] = lambda text: None
 ) -> None:
-    """Refuse a tokenizer that is not the model's: its size, its special pieces.
+    """Refuse a tokenizer that is not the model's, by its size and special pieces.
 
-    Their ids count where the model computes with them (RoBERTa's positions begin after
-    the padding's id); elsewhere published config.json files have others than their
-    tokenizers, which `say` then hears. tokenizer: has vocab_size, roles, pieces, kind
-    and lower_case, as bertjax/data/tokenizers/tokenizer.py. Raises UserError.
+    The ids must agree if the model computes with them (RoBERTa's positions begin after
+    the padding's id). Otherwise `say` reports a difference, because published
+    config.json files often differ from their tokenizers. tokenizer: has vocab_size,
+    roles, pieces, kind and lower_case, as in bertjax/data/tokenizers/tokenizer.py.
+    Raises UserError.
     """
     rows, pieces = model.cfg.vocab_size, tokenizer.vocab_size
     if pieces > rows or rows - pieces >= PADDING:
@@ -321,7 +326,7 @@ def check_tokenizer(
             f"{model.where}: the tokenizer lower-cases, but {capitals:,} of its "
             f"{pieces:,} pieces hold capitals: do_lower_case should be false"
         )
-    # bert-base-chinese, 2,000 words of 21,000, does not lower-case.
+    # bert-base-chinese, with 2,000 words in 21,000 pieces, does not lower-case.
     if not tokenizer.lower_case and not capitals and words > max(1000, pieces / 4):
         raise UserError(
             f"{model.where}: the tokenizer does not lower-case, but {words:,} of its "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write models as Hugging Face's: config.json and model.safetensors."""
+"""Write models in Hugging Face's format: config.json and model.safetensors."""
 
 import dataclasses
 import json
@@ -25,10 +25,10 @@ from bertjax.interop.generation_config import (
 from bertjax.interop.hf_read import CONFIG, read_config
 from bertjax.models.config import RUNTIME, EncoderConfig
 
-# Switches that no class of transformers has.
+# Options that no class of transformers supports.
 OURS_ALONE = ("qk_norm", "final_logit_softcapping")
 OURS_ALONE += ("embedding_skip", "value_skip", "unet_skips")
-# What does not decide which family an encoder is of.
+# Options that do not decide an encoder's family.
 FREE = ("pooler", "dtype", "pieces", "zero_init_outputs", "fan_in_init")
 FREE += (*RUNTIME, *task_heads.OPTIONS)
 SAME_GELU = {"gelu_tanh": "gelu_pytorch_tanh", "gelu_new": "gelu_pytorch_tanh"}
@@ -50,17 +50,17 @@ def write_model(
 ) -> None:
     """Write config.json and model.safetensors into an existing directory.
 
-    Of what writes texts, causal language models and encoder-decoders,
-    generation_config.json too.
+    A model that generates texts, a causal LM or an encoder-decoder, also gets
+    generation_config.json.
 
     params: our tree (numpy); roles: role -> id of the special pieces; model_type: tried
-    first; raw: the config.json that the model was once imported with, whose other keys
-    are kept; labels: names of the classes of a task's head; more: keys of config.json
-    that only bertjax reads; hf_class: what ends the name of the class that opens it, of
-    a task's head that task_heads.CLASSES lacks (TaskType.hf_class); generation: ids
-    that the model came with, which an encoder-decoder's config.json has before those of
-    `roles`; tensors: False leaves model.safetensors out. Says which parameters have no
-    place there. Raises UserError when no family has such an encoder, or task.
+    first; raw: the config.json with which the model was imported, whose other keys are
+    kept; labels: names of a task's classes; more: keys of config.json that only bertjax
+    reads; hf_class: ending of the name of the class for a task's head that
+    task_heads.CLASSES lacks (TaskType.hf_class); generation: ids that came with the
+    model, which take precedence over `roles` in an encoder-decoder's config.json;
+    tensors: False leaves model.safetensors out. Reports parameters that cannot be
+    stored. Raises UserError if no family has such an encoder or task.
     """
     family, written, config = choose_family(cfg, roles, model_type)
     if raw and raw.get("model_type") == family.model_type:
@@ -76,7 +76,7 @@ def write_model(
         config |= task_heads.task_config(hf_class, labels)
     ours = dict(layout.walk(params))
     _adapt_embeddings(ours, cfg, written)
-    known = layout.leaves(family, written, classes=-1)  # which reshape finds out
+    known = layout.leaves(family, written, classes=-1)  # -1: reshape infers it
     leaves = {path: leaf for path, leaf in known.items() if path in ours}
     if left := sorted(ours.keys() - leaves.keys()):
         names = join_names(left, 12)
@@ -95,7 +95,7 @@ def write_model(
     ids = (generation or GenerationSettings()).filled(
         from_roles(roles, family.decoder_start)
     )
-    if written.num_decoder_layers:  # an absent key stands for another id there
+    if written.num_decoder_layers:  # an absent key would mean another id there
         values = ids.to_json()
         config |= {key: values.get(key) for key in ids._fields if key in config}
     _write_json(directory / CONFIG, config)
@@ -105,7 +105,7 @@ def write_model(
         return
     by_name = _tensors(ours, leaves, family, written, not heads)
     save_file(by_name, directory / read_tensors.SINGLE, metadata={"format": "pt"})
-    # safetensors lets the owner alone read what it writes.
+    # safetensors makes its files readable by their owner alone.
     shutil.copymode(directory / CONFIG, directory / read_tensors.SINGLE)
 
 
@@ -117,11 +117,13 @@ def _write_json(path: Path, values: Mapping[str, Any]) -> None:
 def _adapt_embeddings(
     ours: dict[str, Any], cfg: EncoderConfig, written: EncoderConfig
 ) -> None:
-    """Give leaves of `cfg` by path the token types and positions of what is written."""
+    """Change the token types and positions in `ours` from those of
+    `cfg` to `written`'s."""
     if written.type_vocab_size and not cfg.type_vocab_size:
         types = np.zeros((written.type_vocab_size, cfg.embedding_width), np.float32)
         ours["encoder/embeddings/token_type"] = types
-    if written.position_offset != cfg.position_offset:  # the rows before it are unused
+    # the rows before the offset are unused
+    if written.position_offset != cfg.position_offset:
         path = "encoder/embeddings/position"
         used = np.asarray(ours[path])[cfg.position_offset :]
         ours[path] = np.pad(used, [(written.position_offset, 0), (0, 0)])
@@ -130,11 +132,11 @@ def _adapt_embeddings(
 def choose_family(
     cfg: EncoderConfig, roles: Mapping[str, int], model_type: str
 ) -> tuple[Family, EncoderConfig, dict[str, Any]]:
-    """Return the family whose config.json, read back, gives this encoder.
+    """Return the family whose config.json reproduces this encoder when read back.
 
-    With it the config (with one token type where the family cannot have none, with
-    positions that begin where the family's do) and config.json. `model_type` is tried
-    first. Raises UserError when there is none.
+    Also returns the encoder's config as written (with one token type if the family
+    needs one, and with positions that begin where the family's do) and config.json.
+    `model_type` is tried first. Raises UserError if no family fits.
     """
     for name in OURS_ALONE:
         if value := getattr(cfg, name):
@@ -144,7 +146,7 @@ def choose_family(
             )
     known = all_families()
     order = {model_type: known.get(model_type), **known}
-    others: dict[str, list[str]] = {}  # what sets each apart
+    others: dict[str, list[str]] = {}  # how each family differs
     for family in filter(None, order.values()):
         written = cfg
         if "type_vocab_size" in family.keys and not cfg.type_vocab_size:
@@ -200,9 +202,9 @@ def _tensors(
     cfg: EncoderConfig,
     headless: bool,
 ) -> dict[str, np.ndarray]:
-    """Return leaves by path as the family's tensors by name, f32.
+    """Convert leaves by path to the family's tensors by name, f32.
 
-    headless: the class has no head, so that no name has the prefix.
+    headless: the class has no head, so names have no prefix.
     """
     stored: dict[str, dict[int, np.ndarray]] = {}
     for path, leaf in leaves.items():
@@ -215,7 +217,7 @@ def _tensors(
             swap = leaf.is_transposed
             tensor = slot.reshape(shape[::-1]).T if swap else slot.reshape(shape)
             stored.setdefault(prefix + name, {})[part] = tensor
-    # Where nothing is tied, each name is a tensor of its own.
+    # If embeddings are not tied, each name gets its own tensor.
     if not cfg.tie_word_embeddings and not family.ties_by_file:
         stacks = "" if headless else family.prefix
         for other, name in family.aliases.items():
@@ -229,6 +231,6 @@ def _tensors(
             tensor = tensor.T
         if re.fullmatch(family.row_vectors, name):
             tensor = tensor[None]
-        # Contiguous, since safetensors writes memory as it lies.
+        # safetensors writes memory as it is, so tensors must be contiguous.
         tensors[name] = np.ascontiguousarray(tensor, "<f4")
     return tensors

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors of a directory: safetensors, whole or in shards, or a pickle.
+"""Read the tensors of a directory: safetensors, whole or sharded, or a pickle.
 
-A pytorch_model.bin is a zip with a pickle of the names and one member for each tensor's
-bytes. A pickle may name any function to call; this reader knows five names, stand-ins
-of its own for them, and refuses all others before anything is called.
+A pytorch_model.bin is a zip with a pickle of the names and one member per tensor for
+its bytes. A pickle may name any function to call; this reader accepts a few names,
+replaces them with its own stand-ins, and refuses all others before anything is called.
 """
 
 import dataclasses
@@ -24,15 +24,16 @@ from bertjax import UserError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLE = "pytorch_model.bin"
-# What becomes a parameter; other types are known by name alone.
+# Types that can become parameters; others are known only by name.
 DTYPES = {
     "F32": np.float32,
     "F16": np.float16,
     "BF16": ml_dtypes.bfloat16,
     "F64": np.float64,
 }
-BLOCK = 2**20  # numbers read at a time
-ROWS = 16  # transposed at a time: four times as fast as numpy's copy of the whole
+BLOCK = 2**20  # numbers to read at a time
+# rows to transpose at a time: four times as fast as numpy's copy of the whole
+ROWS = 16
 STORAGES = {
     "FloatStorage": "F32",
     "HalfStorage": "F16",
@@ -43,29 +44,29 @@ STORAGES = {
     "ByteStorage": "U8",
     "BoolStorage": "BOOL",
 }
-LARGEST = 64 * 2**20  # bytes of the pickle itself, which holds names alone
+LARGEST = 64 * 2**20  # bytes of the pickle itself, which has only names
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a file. dtype: a key of DTYPES, or another name of the format's."""
+    """A tensor of a file; dtype: a key of DTYPES, or another name of the format."""
 
     dtype: str
     shape: tuple[int, ...]
 
     def shape_in_file(self, shape: tuple[int, ...]) -> list[int]:
-        """Return a shape in the file's own order of axes, for messages."""
+        """Return a shape in the file's order of axes, for messages."""
         return list(shape)
 
     def rows(self, begin: int, end: int) -> np.ndarray:
-        """Read rows [begin, end), f32 [end - begin, ...]."""
+        """Read rows [begin, end) as f32 [end - begin, ...]."""
         raise NotImplementedError
 
     def fill(self, out: np.ndarray, transpose: bool, part: int, of: int) -> None:
         """Read the tensor, or one of `of` equal parts of its rows, into `out`.
 
-        out: f32, contiguous, of as many elements as the part; transposed it gets
-        [in, out] where the file has [out, in].
+        out: f32, contiguous, with as many elements as the part; with `transpose` it
+        gets [in, out] from [out, in] in the file.
         """
         count, width = self.shape[0] // of, math.prod(self.shape[1:])
         target = out.reshape(width, count).T if transpose else out.reshape(count, width)
@@ -78,7 +79,7 @@ class StoredTensor:
 
 @dataclasses.dataclass(frozen=True)
 class SwappedTensor(StoredTensor):
-    """A weight that reads as [out, in] and is [in, out] in the file, `stored`."""
+    """A weight [out, in] that is [in, out] in the file, `stored`."""
 
     stored: StoredTensor
 
@@ -93,7 +94,7 @@ class SwappedTensor(StoredTensor):
         return self.stored.rows(0, self.shape[1])[:, begin:end].T
 
     def fill(self, out: np.ndarray, transpose: bool, part: int, of: int) -> None:
-        """Read the file's own rows, a block at a time, of which a part is columns."""
+        """Read the file's own rows block by block; a part is a range of its columns."""
         count, width = self.shape[0] // of, self.shape[1]
         target = out.reshape(width, count) if transpose else out.reshape(count, width).T
         step = max(1, BLOCK // max(self.shape[0], 1))
@@ -121,14 +122,14 @@ class RowTensor(StoredTensor):
 
 @dataclasses.dataclass(frozen=True)
 class ZeroTensor(StoredTensor):
-    """A tensor that no file has, of zeros."""
+    """A tensor of zeros that no file has."""
 
     def rows(self, begin: int, end: int) -> np.ndarray:
         return np.zeros((end - begin, *self.shape[1:]), np.float32)
 
 
 def are_equal(a: StoredTensor, b: StoredTensor) -> bool:
-    """Compare two tensors of any kind, a block of rows at a time."""
+    """Compare two tensors of any kind, block by block."""
     if a.shape != b.shape or not a.shape:
         return False
     step = max(1, BLOCK // max(math.prod(a.shape[1:]), 1))
@@ -138,7 +139,7 @@ def are_equal(a: StoredTensor, b: StoredTensor) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class SafeTensor(StoredTensor):
-    """A tensor of a safetensors file. file: the open file; it reads what is sliced."""
+    """A tensor of a safetensors file. file: the open file, which reads slices."""
 
     file: Any
     name: str
@@ -150,7 +151,7 @@ class SafeTensor(StoredTensor):
 def open_tensors(directory: Path, where: str) -> dict[str, StoredTensor]:
     """Return the tensors of a directory by name; `where` begins every message.
 
-    Raises UserError when there are none, or a file is cut short, foreign or damaged.
+    Raises UserError if there are none, or a file is truncated, foreign or damaged.
     """
     if (directory / SINGLE).exists():
         return open_safetensors(inside(directory, SINGLE, where), where)
@@ -173,7 +174,8 @@ def open_tensors(directory: Path, where: str) -> dict[str, StoredTensor]:
 
 
 def read_json(path: Path, where: str, required: bool = True) -> dict[str, Any]:
-    """Return the object in a JSON file, {} where one need not be. Raises UserError."""
+    """Return the object of a JSON file, {} if it is missing and not
+    `required`. Raises UserError."""
     try:
         content = json.loads(path.read_text("utf-8"), parse_constant=_refuse)
     except FileNotFoundError:
@@ -194,7 +196,7 @@ def _refuse(constant: str) -> None:
 
 
 def inside(directory: Path, name: str, where: str) -> Path:
-    """Return the file of a name. Names that lead elsewhere are refused.
+    """Return the file of a name, and refuse names that lead out of the directory.
 
     A download cache links each file of a directory to one beside the directory
     (snapshots/<commit>/x -> ../../blobs/<hash>), so links may lead into the cache.
@@ -244,9 +246,9 @@ class PickledTensor(StoredTensor):
 
 
 class Reader(pickle.Unpickler):
-    """Unpickles names and tensors' places; calls nothing but its own two functions.
+    """An unpickler of names and tensor locations that calls only its own two functions.
 
-    pickled: data.pkl. archive: the file, whose members `folder`KEY are the bytes.
+    pickled: data.pkl. archive: the zip file, whose members `folder`KEY have the bytes.
     """
 
     def __init__(self, pickled: Any, archive: zipfile.ZipFile, folder: str) -> None:
@@ -258,7 +260,7 @@ class Reader(pickle.Unpickler):
             ("collections", "OrderedDict"): OrderedDict,
             ("torch._utils", "_rebuild_tensor_v2"): self.rebuild,
             ("torch._utils", "_rebuild_parameter"): lambda data, *_: data,
-            # A word, not a class: only persistent_load sees it.
+            # Not a class but a word, which only persistent_load sees.
             **{("torch", storage): dtype for storage, dtype in STORAGES.items()},
         }
         if (module, name) not in known:
@@ -274,7 +276,7 @@ class Reader(pickle.Unpickler):
     def rebuild(
         self, storage: Any, offset: int, size: Any, strides: Any, *_: Any
     ) -> PickledTensor:
-        """Find a tensor's bytes; check that they are whole and its rows in order."""
+        """Locate a tensor's bytes; check that they are complete and rows in order."""
         member, dtype = storage
         shape = tuple(map(int, size))
         if member.compress_type != zipfile.ZIP_STORED:
@@ -285,7 +287,7 @@ class Reader(pickle.Unpickler):
         width = np.dtype(DTYPES.get(dtype, np.int8)).itemsize
         if offset < 0 or width * (offset + math.prod(shape)) > member.file_size:
             raise pickle.UnpicklingError("a tensor is longer than its bytes")
-        # The local header's own lengths say where the bytes begin.
+        # The bytes begin after the local header, whose length fields give its size.
         path = Path(self.archive.filename)
         header = np.memmap(path, "<u2", "r", member.header_offset + 26, (2,))
         start = member.header_offset + 30 + int(header.sum(dtype=int))

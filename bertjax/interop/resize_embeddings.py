@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of parameters for the pieces of a vocabulary: new ones, and none for padding."""
+"""Add rows of parameters for new pieces of a vocabulary, and drop padding rows."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,11 +14,11 @@ ROWS = ("embeddings/word", "mlm/bias", "mlm/decoder")  # leaves [V, ...]
 def grow_rows(
     params: Mapping[str, Any], pieces: int, origins: Sequence[Sequence[int]]
 ) -> dict[str, Any]:
-    """Return parameters in which new pieces are the means of their old ones.
+    """Return parameters in which new pieces are the means of their old pieces.
 
-    params: our tree, its leaves [V, ...] with V >= `pieces`, the vocabulary until now;
-    rows of padding are used first. origins: old ids of the new pieces, whose ids begin
-    at `pieces`.
+    params: our tree, with leaves [V, ...], V >= `pieces`, the size of the old
+    vocabulary; padding rows are used first. origins: the old ids of each new piece,
+    whose own ids begin at `pieces`.
     """
     leaves = dict(walk(params))
     for path, leaf in leaves.items():
@@ -30,6 +30,6 @@ def grow_rows(
 
 
 def drop_rows(params: Mapping[str, Any], pieces: int) -> dict[str, Any]:
-    """Return parameters without the rows of leaves [V, ...] from `pieces` on."""
+    """Return parameters without the rows from `pieces` on in leaves [V, ...]."""
     leaves = walk(params)
     return unflatten((p, x[:pieces] if p.endswith(ROWS) else x) for p, x in leaves)

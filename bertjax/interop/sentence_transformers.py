@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a model makes vectors of sentences: the files of sentence-transformers.
+"""Read and write how a model embeds sentences: the files of sentence-transformers.
 
-modules.json lists the steps; 1_Pooling/config.json and sentence_bert_config.json hold
-their options, config_sentence_transformers.json a prompt and which of their classes
-opens the directory (sentence_transformers/base/model.py, .../modules/*.py). A directory
-without them is mean pooling there, and here, of what tokenizer_config.json's
-model_max_length leaves.
+modules.json lists the steps; 1_Pooling/config.json and sentence_bert_config.json have
+their options; config_sentence_transformers.json has a prompt and the name of the class
+that opens the directory (sentence_transformers/base/model.py, .../modules/*.py). A
+directory without these files means mean pooling, there and here, of texts that are cut
+at model_max_length in tokenizer_config.json.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ OLD_LIMITS = tuple(
 )
 PROMPTS, TOKENIZER = "config_sentence_transformers.json", "tokenizer_config.json"
 POOLING, SIMILARITY = "1_Pooling", "similarity_fn_name"
-MODES = {  # the names of version 5 and older -> of version 6
+MODES = {  # names in versions up to 5 -> in version 6
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max",
@@ -41,14 +41,15 @@ MODES = {  # the names of version 5 and older -> of version 6
 MODULE = "sentence_transformers.models."
 BASE = "sentence_transformers.base.modules."  # of version 6
 TRANSFORMER = BASE + "transformer.Transformer"
-OWN = r"^sentence_transformers\..*\."  # versions differ in where their modules lie
+# the location of their modules differs between versions
+OWN = r"^sentence_transformers\..*\."
 KINDS = ["Transformer", "Pooling", "Normalize"]
 SPARSE = ["Transformer", "SpladePooling"]
-MASKED = "MLMTransformer"  # version 5's name of it
-# Of texts with a vector a token: what lengthens queries, or cuts texts of one kind.
+MASKED = "MLMTransformer"  # its name in version 5
+# Multi-vector options that extend queries, or cut only queries or only passages.
 OF_ONE_KIND = ("query_expansion", "query_length", "document_length")
 TOKENS = ["Transformer", "Dense", "MultiVectorMask", "Normalize"]
-# Sentences.kind -> the class that opens it.
+# Sentences.kind -> the class that opens the directory.
 CLASSES = {
     "dense": "SentenceTransformer",
     "sparse": "SparseEncoder",
@@ -56,22 +57,22 @@ CLASSES = {
     (CROSS := "cross"): "CrossEncoder",
 }
 ACTIVE = "max_active_dims"  # of sparse vectors
-ACTIVATION = "activation_fn"  # of a score of a pair
+ACTIVATION = "activation_fn"  # turns a pair's logit into a score
 IDENTITY = "torch.nn.modules.linear.Identity"
-UNBOUNDED = 10**9  # transformers writes 10**30 for what has no bound
+UNBOUNDED = 10**9  # transformers writes 10**30 for unlimited
 
 
 @dataclasses.dataclass(frozen=True)
 class Sentences:
-    """How a model makes vectors of sentences.
+    """How a model embeds sentences.
 
-    pooling: "mean", "cls" or what is not known here; longest: tokens, 0: model's;
-    lower: whether text is lower-cased, whatever the tokenizer does; prompt: stands
-    before each text; dot: vectors are compared by their inner products, not angles.
-    kind: of CLASSES, whether a text has a vector, weights of the vocabulary, or a
-    vector a token; or CROSS, where only two texts together have a score. active: of
-    these weights how many are kept, 0: nothing is said. activation: torch's class that
-    makes a score of a logit of kind CROSS, "": theirs unless told otherwise.
+    pooling: "mean", "cls" or a name unknown here; longest: tokens, 0: the model's;
+    lower: whether to lower-case texts before the tokenizer; prompt: precedes each text;
+    dot: vectors are compared by inner products, not angles. kind: a key of CLASSES: a
+    text has one vector, weights of the vocabulary, or a vector per token; with CROSS
+    only a pair of texts has a score. active: how many weights of the vocabulary to
+    keep, 0: unspecified. activation: torch's class that turns a logit of kind CROSS
+    into a score, "": the library's default.
     """
 
     pooling: str = "mean"
@@ -86,7 +87,7 @@ class Sentences:
 
 
 def sentence_options(source: Any, meta: Mapping[str, Any]) -> Sentences:
-    """Return how an opened model makes vectors of sentences. Raises UserError."""
+    """Return how an opened model embeds sentences. Raises UserError."""
     if isinstance(source, hf_read.Imported):
         return read(source.directory, source.where)
     if meta.get("config", {}).get("objective") == "rerank":
@@ -95,15 +96,17 @@ def sentence_options(source: Any, meta: Mapping[str, Any]) -> Sentences:
 
 
 def of_passages(how: Sentences, config: Any, meta: Mapping[str, Any]) -> Sentences:
-    """Return how passages are made vectors by a model whose vectors of questions are
-    made so. Where these alone were trained against an index, they are cut sooner."""
+    """Return how a model embeds passages; how: how it embeds questions.
+
+    If only the questions were trained, against an index, the questions are cut sooner.
+    """
     if "index_model" not in meta:
         return how
     return dataclasses.replace(how, longest=config.data.length)
 
 
 def model_max_length(directory: Path, where: str) -> int:
-    """Return how many tokens a tokenizer leaves of a text, 0 where none are said."""
+    """Return a tokenizer's limit of tokens per text, 0 if it has none."""
     options = read_tensors.read_json(directory / TOKENIZER, where, required=False)
     key = "model_max_length"
     return _length(TOKENIZER, key, options.get(key) or 0, where)
@@ -116,10 +119,10 @@ def _length(name: str, key: str, value: Any, where: str) -> int:
 
 
 def read(directory: Path, where: str) -> Sentences:
-    """Read a directory's files, `where` (flag and value) beginning every message.
+    """Read a directory's files; `where` (flag=value) begins every message.
 
-    Steps that are not known here (Dense, another order, ...) stand in `pooling`. Raises
-    UserError on damaged files.
+    Unknown steps (Dense, another order, ...) are named in `pooling`. Raises UserError
+    for damaged files.
     """
     longest = model_max_length(directory, where)
     if not (directory / MODULES).exists():
@@ -133,7 +136,7 @@ def read(directory: Path, where: str) -> Sentences:
         raise UserError(f"{where}: {MODULES} is no list of modules ({e})") from e
     prompts = read_tensors.read_json(directory / PROMPTS, where, required=False)
     prompt, key = "", prompts.get("default_prompt_name")
-    if key is not None:  # it stands before every text
+    if key is not None:  # the prompt of every text
         texts = prompts.get("prompts") or {}
         prompt = texts.get(key, 0) if isinstance(texts, dict) else 0
         if not isinstance(prompt, str | None):
@@ -182,7 +185,7 @@ def read(directory: Path, where: str) -> Sentences:
 
 
 def _of_one_kind(directory: Path, where: str, prompts: Mapping[str, Any]) -> bool:
-    """Whether queries are made vectors otherwise than passages."""
+    """Return whether queries are embedded differently from passages."""
     limits = read_tensors.read_json(directory / LIMITS, where, required=False)
     settings = [*(limits.get(key) or prompts.get(key) for key in OF_ONE_KIND)]
     texts = prompts.get("prompts")
@@ -202,7 +205,7 @@ def _options(directory: Path, paths: list[str], where: str) -> dict[str, Any]:
 def read_projection(directory: Path, where: str) -> np.ndarray:
     """Read the projection of a multi_vector directory: f32 [D, E].
 
-    where: begins messages. Raises UserError where its file is not there or damaged.
+    where: begins messages. Raises UserError if its file is missing or damaged.
     """
     steps = json.loads((directory / MODULES).read_text("utf-8"))
     folder = os.path.basename(steps[1]["path"])
@@ -215,8 +218,11 @@ def read_projection(directory: Path, where: str) -> np.ndarray:
 
 
 def read_head(source: hf_read.Imported) -> dict[str, Any]:
-    """Return what vectors of sentences need beside the model's own parameters: of kind
-    multi_vector the projection, of others nothing. Raises UserError."""
+    """Return parameters that embedding sentences needs besides the model's own.
+
+    That is the projection for kind multi_vector, and nothing for
+    others. Raises UserError.
+    """
     if read(source.directory, source.where).kind != "multi_vector":
         return {}
     return {"colbert": {"kernel": read_projection(source.directory, source.where)}}
@@ -231,8 +237,8 @@ def write(
 ) -> None:
     """Write the files beside a model of `width` whose texts have `longest` tokens.
 
-    projection: f32 [width, E], of a model of kind multi_vector. Nothing is written
-    where the pooling is not known here.
+    projection: f32 [width, E], for kind multi_vector. Writes nothing
+    for an unknown pooling.
     """
     if sentences.kind == "dense" and sentences.pooling not in MODES.values():
         return
@@ -307,7 +313,7 @@ def _token_steps(
 
 
 def _to_output(limits: dict[str, Any], task: str, read: str, name: str) -> None:
-    """Say which of transformers' classes is opened, and what of it is read."""
+    """Name transformers' class that opens the model, and the output to read."""
     how = {"text": {"method": "forward", "method_output_name": read}}
     limits |= {"transformer_task": task, "modality_config": how}
     limits["module_output_name"] = name

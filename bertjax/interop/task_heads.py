@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heads of tasks in Hugging Face's directories: which there is, and its tensors.
+"""Read and write task heads in Hugging Face's directories: their kind and tensors.
 
 What each class computes: transformers, models/*/modeling_*.py.
 """
@@ -13,7 +13,7 @@ from bertjax import UserError
 from bertjax.interop.family import ANSWER, CHOICE, SEQUENCE, TOKEN, Family
 from bertjax.models.config import EncoderConfig
 
-# Our objective -> what ends the name of transformers' class.
+# Our objective -> ending of the name of transformers' class.
 CLASSES = {
     "classify": SEQUENCE,
     "regress": SEQUENCE,
@@ -21,32 +21,32 @@ CLASSES = {
     "span": ANSWER,
     "choose": CHOICE,
 }
-# How ELECTRA's ForMultipleChoice makes a vector, unless config.json says otherwise.
+# ELECTRA's ForMultipleChoice pools like this by default.
 SUMMARY = {
     "summary_type": "first",
     "summary_use_proj": True,
     "summary_activation": "gelu",
 }
-# Options that decide what the classes are computed of.
+# Options that change the input of the classes.
 OPTIONS = ("classifier_pooling", "pooler_activation", "task_transform")
 
 
 class Task(NamedTuple):
-    """An objective's head, and the names of its classes: () of scores and spans."""
+    """An objective's head and the names of its classes: () for scores and spans."""
 
     head: str
     labels: tuple[str, ...]
 
     @property
     def classes(self) -> int:
-        """How many outputs the head has."""
+        """The number of the head's outputs."""
         return 2 if CLASSES[self.head] == ANSWER else len(self.labels) or 1
 
 
 def read_task(raw: Mapping[str, Any], where: str) -> Task | None:
-    """Return the task that a config.json tells of, None for no task that is known here.
+    """Return the task of a config.json, or None if it has none that is known here.
 
-    where: begins every message. Raises UserError for labels that make no sense.
+    where: begins every message. Raises UserError for invalid labels.
     """
     names = raw.get("architectures")
     name = str(names[0]) if isinstance(names, list) and names else ""
@@ -68,7 +68,7 @@ def read_task(raw: Mapping[str, Any], where: str) -> Task | None:
 
 
 def read_labels(raw: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """Return the names of the classes, two unless something is said."""
+    """Return the names of the classes; by default there are two."""
     names = raw.get("id2label")
     if names is None:
         count = raw.get("num_labels", 2)
@@ -86,7 +86,7 @@ def _default_labels(count: int) -> tuple[str, ...]:
 
 
 def task_config(hf_class: str, labels: Sequence[str]) -> dict[str, Any]:
-    """Return a task's keys of config.json. hf_class: one of CLASSES' values."""
+    """Return a task's keys of config.json. hf_class: a value of CLASSES."""
     if hf_class == CHOICE:
         return SUMMARY
     names = list(labels) or _default_labels(2 if hf_class == ANSWER else 1)
@@ -103,9 +103,9 @@ def task_config(hf_class: str, labels: Sequence[str]) -> dict[str, Any]:
 def with_head(
     family: Family, head: str, hf_class: str = "", where: str = "--format=hf: "
 ) -> Family:
-    """Return the family with a task's head in the place of its own heads.
+    """Return the family with a task's head instead of its own heads.
 
-    hf_class: what ends the name of its class there, of a head that CLASSES lacks.
+    hf_class: ending of the name of the class there, for a head that CLASSES lacks.
     where: begins the message of the UserError for a class that the family lacks.
     """
     end = hf_class or CLASSES[head]
@@ -127,7 +127,7 @@ def with_head(
 
 
 def check_head(family: Family, cfg: EncoderConfig, theirs: EncoderConfig) -> None:
-    """Refuse a head that the family computes otherwise. theirs: what it would be."""
+    """Refuse a head that the family computes differently. theirs: the family's."""
     for option in OPTIONS:
         has, needs = (getattr(c, option) for c in (cfg, theirs))
         if has != needs:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which leaves of ours a config has, which tensors they are in files, which shapes."""
+"""Map a config's leaves to their tensors and shapes in files."""
 
 import itertools
 import math
@@ -12,11 +12,11 @@ from bertjax.models.config import EncoderConfig
 
 # Axes of our leaves: V vocabulary, E embedding, D hidden, H heads, K head width, M mlp,
 # P positions, R buckets of relative positions, T token types, C two classes, S the
-# classes of a task, O one.
-# "in>out" is a dense layer, stored as [out, in] in their files and followed by a bias;
-# letters without a comma between them are one axis there: "D>HK" is [D, H, K] here and
-# [H*K, D] there. Leaves of encoder/layers have the layers before. The decoder's are as
-# the encoder's of the same name, those of its cross-attention as attention's.
+# classes of a task, O one. "in>out" is a dense layer, stored as [out, in] in their
+# files and followed by a bias. Letters without a comma between them are one axis there:
+# "D>HK" is [D, H, K] here and [H*K, D] there. Leaves of encoder/layers have the layer
+# axis first. The decoder's leaves are as the encoder's of the same name, and its
+# cross-attention as attention.
 LAYOUTS = {
     "encoder/embeddings/word": "V,E",
     "encoder/embeddings/position": "P,E",
@@ -43,24 +43,24 @@ LAYOUTS = {
     "rtd/output": "D>O",
     "nsp": "D>C",
     "sop": "D>C",
-    # Whatever a task's head is called.
+    # The name of a task's head does not matter.
     "task/transform": "D>D",
     "task/norm": "D",
     "task": "D>S",
 }
 
 
-STACKS = ("encoder", "decoder")  # what begins the paths of leaves that no head has
+STACKS = ("encoder", "decoder")  # beginnings of the paths of leaves outside heads
 
 
 class Leaf(NamedTuple):
-    """A leaf of ours, and where it is in files.
+    """A leaf of ours, and its place in files.
 
-    shape: here, the stack's axis included. stored_shape: of one tensor, or of the part
-    of it that is this leaf's. is_transposed: [in, out] here, [out, in] there. tensors:
-    (name, part, parts) of each entry of the stack, whose rows are the part of that
-    number of the tensor's: of all, where parts is 1. Of weights that a family has
-    swapped (family.py) shapes and rows are those of [out, in] all the same.
+    shape: here, including the stack's axis. stored_shape: of one tensor, or of this
+    leaf's part of it. is_transposed: [in, out] here, [out, in] there. tensors: (name,
+    part, parts) for each entry of the stack, whose rows are part number `part` of the
+    tensor's; with parts = 1, all rows. For weights that a family has swapped
+    (family.py), shapes and rows are still those of [out, in].
     """
 
     shape: tuple[int, ...]
@@ -71,7 +71,7 @@ class Leaf(NamedTuple):
 
 
 def layout_of(path: str) -> str:
-    """Return the axes of a leaf, as LAYOUTS has them.
+    """Return the axes of a leaf, in the notation of LAYOUTS.
 
     >>> layout_of("encoder/layers/mlp/up/bias"), layout_of("classify/kernel")
     ('M', 'D>S')
@@ -90,9 +90,9 @@ def layout_of(path: str) -> str:
 
 
 def leaves(family: Family, cfg: EncoderConfig, classes: int = 2) -> dict[str, Leaf]:
-    """Return the leaves of a model of this family and config, all its heads included.
+    """Return the leaves of a model of this family and config, with all its heads.
 
-    classes: how many a task has.
+    classes: the number of a task's classes.
     """
     present = {
         "^decoder/": cfg.num_decoder_layers,
@@ -152,17 +152,18 @@ def leaves(family: Family, cfg: EncoderConfig, classes: int = 2) -> dict[str, Le
 
 
 def heads_of(paths: Iterable[str]) -> frozenset[str]:
-    """Return the heads that have leaves here."""
+    """Return the heads that these leaves belong to."""
     return frozenset(p.split("/")[0] for p in paths) - set(STACKS)
 
 
 def bare_heads(family: Family, cfg: EncoderConfig) -> frozenset[str]:
-    """Return the heads without a leaf, which every such model has: {"mlm"}, or none."""
+    """Return the heads that have no leaves, and are therefore always
+    present: {"mlm"} or none."""
     return frozenset() if cfg.has_head_parameters else heads_of(family.names) & {"mlm"}
 
 
 def unflatten(leaves: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a nested dict of (path, leaf), as `walk` yields them."""
+    """Build a nested dict from (path, leaf) pairs, as `walk` yields them."""
     tree: dict[str, Any] = {}
     for path, leaf in leaves:
         *folders, name = path.split("/")
@@ -174,7 +175,7 @@ def unflatten(leaves: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def walk(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (path, leaf) of a nested dict."""
+    """Yield the (path, leaf) pairs of a nested dict."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
             yield from walk(value, f"{prefix}{key}/")

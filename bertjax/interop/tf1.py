@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the checkpoints that Google released BERT, ALBERT and ELECTRA in.
+"""Read the checkpoints in which Google released BERT, ALBERT and ELECTRA.
 
-Names are made from the family's own, sizes read from bert_config.json,
-albert_config.json or, ELECTRA having none, the tensors' shapes. What the files do not
-say is what google-research/bert, albert and electra compute (modeling.py): norms with
-1e-12, and gelu by tanh but in ELECTRA.
+Names are derived from the family's own. Sizes are read from bert_config.json or
+albert_config.json, and for ELECTRA, which has no such file, from the tensors' shapes.
+The rest is what google-research/bert, albert and electra compute (modeling.py): norms
+with 1e-12, and gelu by tanh, but exact in ELECTRA.
 """
 
 import dataclasses
@@ -28,13 +28,13 @@ from bertjax.interop.tensor_layout import leaves
 from bertjax.models.config import EncoderConfig
 
 INDEX = ".index"
-# Slots of optimizers, counters, and the generator's temperature in training.
+# Optimizer slots, counters, and the generator's temperature in training.
 IGNORED = re.compile(
     r"(.*/)?(adam_[mv]|lamb_[mv]|Adam|\w*Optimizer|LAMB|beta[12]_power|global_step"
     r"|temperature)(_\d+)?"
 )
-# A pattern in a name of a family's -> what stands there in the checkpoint, in order;
-# a family's own come before.
+# A pattern in a family's tensor name -> its replacement in the checkpoint, applied in
+# order, after the family's own.
 PATTERNS = {
     r"^encoder\.layer\.(\d+)": r"encoder.layer_\1",
     r"LayerNorm\.weight": "LayerNorm.gamma",
@@ -47,7 +47,7 @@ SCOPES = ("bert/", "electra/", "generator/")  # of encoders
 
 
 def name_in_file(name: str, family: Family, scope: str) -> str:
-    """Return what a tensor of the table is called in a checkpoint.
+    """Return the name in a checkpoint of a tensor of the table.
 
     >>> bert = all_families()["bert"]
     >>> name_in_file("encoder.layer.0.output.dense.weight", bert, "bert")
@@ -61,7 +61,7 @@ def name_in_file(name: str, family: Family, scope: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointTensor(StoredTensor):
-    """A tensor of a checkpoint. swapped: it is [in, out] there, and shape is not."""
+    """A tensor of a checkpoint. swapped: it is stored as [in, out], unlike `shape`."""
 
     reader: Any
     where: str
@@ -74,35 +74,35 @@ class CheckpointTensor(StoredTensor):
     def rows(self, begin: int, end: int) -> np.ndarray:
         try:
             values = self.reader.get_tensor(self.name).astype(np.float32, copy=False)
-        except Exception as e:  # tensorflow's own, of several kinds
+        except Exception as e:  # tensorflow raises several kinds
             where = f"{self.where}: {self.name}"
             raise UserError(f"{where} cannot be read: {_line(e)}") from e
         return (values.T if self.swapped else values)[begin:end]
 
     def fill(self, out: np.ndarray, transpose: bool, part: int, of: int) -> None:
-        """Read the tensor once, whatever is taken of it: a reader has no slices."""
+        """Read the whole tensor once, because a reader cannot slice."""
         count = self.shape[0] // of
         rows = self.rows(part * count, (part + 1) * count)
         np.copyto(out, (rows.T if transpose else rows).reshape(out.shape))
 
 
 def is_directory(path: Any) -> bool:
-    """True for a directory with such a checkpoint, or with its config alone."""
+    """Return whether a directory has such a checkpoint, or at least its config."""
     has_config = any((path / name).exists() for name in configs())
     return has_config or any(path.glob(f"*{INDEX}"))
 
 
 def configs() -> dict[str, Family]:
-    """Return the families by the file beside their checkpoints."""
+    """Return the families by the name of the config file beside their checkpoints."""
     return {f.tf1_config: f for f in all_families().values() if f.tf1_config}
 
 
 def open_models(directory: Path, where: str) -> list[hf_read.Imported]:
     """Open a directory: [model], or ELECTRA's [discriminator, generator].
 
-    Raises UserError, in a line that `where` begins, when there is no checkpoint or
-    several, when it is cut short, lacks tensors, has them in other shapes, or has some
-    in the encoder that are not known.
+    Raises UserError, beginning with `where`, if there is no checkpoint or
+    several, if it is truncated or lacks tensors, if shapes differ, or if the
+    encoder has unknown tensors.
     """
     known = configs()
     config = next((name for name in known if (directory / name).exists()), "")
@@ -145,13 +145,13 @@ def _names_in_file(
     scopes: list[str],
     stored: Mapping[str, CheckpointTensor],
 ) -> dict[str, str]:
-    """Return the family's names of a scope's tensors, and those in the checkpoint."""
+    """Return {the family's name: the checkpoint's name} for the tensors of a scope."""
     names = {}
     tensors = (leaf.tensors for leaf in leaves(family, cfg).values())
     for name, *_ in itertools.chain.from_iterable(tensors):
         own = name_in_file(name, family, scope)
         if len(scopes) > 1 and own.startswith(HEADS):
-            # Each half has a head of its own.
+            # Each half has its own head.
             if own.startswith("generator") != (scope == "generator"):
                 continue
         elif own not in stored and name.startswith("embeddings."):
@@ -161,7 +161,7 @@ def _names_in_file(
 
 
 def find_prefix(directory: Path, where: str) -> Path:
-    """Return the path of the one checkpoint, or of that which `checkpoint` names."""
+    """Return the path of the only checkpoint, or of the one that `checkpoint` names."""
     names = sorted(p.name.removesuffix(INDEX) for p in directory.glob(f"*{INDEX}"))
     if not names:
         raise UserError(f"{where} holds no checkpoint (a file NAME{INDEX})")
@@ -183,12 +183,12 @@ def find_prefix(directory: Path, where: str) -> Path:
 
 
 def read_index(prefix: Path, where: str) -> dict[str, CheckpointTensor]:
-    """Return the tensors of a checkpoint by name, slots of optimizers left out.
+    """Return the tensors of a checkpoint by name, without optimizer slots.
 
-    Raises UserError when the files are cut short or are none.
+    Raises UserError if the files are truncated or not a checkpoint.
     """
     for name, value in (("TF_CPP_MIN_LOG_LEVEL", "3"), ("TF_ENABLE_ONEDNN_OPTS", "0")):
-        os.environ.setdefault(name, value)  # it speaks while it is imported
+        os.environ.setdefault(name, value)  # tensorflow prints while it is imported
     try:
         import tensorflow as tf
     except ImportError as e:
@@ -197,7 +197,7 @@ def read_index(prefix: Path, where: str) -> dict[str, CheckpointTensor]:
         reader = tf.train.load_checkpoint(str(prefix))
         shapes = reader.get_variable_to_shape_map()
         types = reader.get_variable_to_dtype_map()
-    except Exception as e:  # tensorflow's own, of several kinds
+    except Exception as e:  # tensorflow raises several kinds
         raise UserError(f"{where}{INDEX} cannot be read: {_line(e)}") from e
     least = sum(math.prod(s) * types[n].size for n, s in shapes.items())
     parts = prefix.parent.glob(f"{glob.escape(prefix.name)}.data-*")
@@ -222,7 +222,7 @@ def read_index(prefix: Path, where: str) -> dict[str, CheckpointTensor]:
 def electra_sizes(
     stored: Mapping[str, CheckpointTensor], scope: str, where: str
 ) -> dict[str, Any]:
-    """Return as a config.json what ELECTRA's tensors say of their sizes.
+    """Return ELECTRA's sizes, derived from its tensors, as a config.json.
 
     Heads are 64 wide, as in google-research/electra, util/training_utils.py; its gelu
     is the exact one.
@@ -258,5 +258,5 @@ def electra_sizes(
 
 
 def _line(e: Exception) -> str:
-    """Return the first line of what an error says."""
+    """Return the first line of an error's message."""
     return (str(e).strip().splitlines() or [type(e).__name__])[0]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The families of Hugging Face's models: the Family objects of the files here.
+"""List the families of Hugging Face models: the Family objects of the files here.
 
-Another package adds one by an entry point of the group "bertjax.families", whose value
+Another package adds one by an entry point of the group "bertjax.families" whose value
 is such an object ("my_package.my_family:FAMILY").
 """
 
@@ -19,11 +19,11 @@ GROUP = "bertjax.families"
 def all_families() -> dict[str, Family]:
     """Return the families by model_type, in the order in which a writer tries them.
 
-    Raises UserError where another package's cannot be imported.
+    Raises UserError if another package's family cannot be imported.
     """
     own = [importlib.import_module(f"{__name__}.{n}") for n in registry.names(__name__)]
     families = [f for m in own for f in vars(m).values() if isinstance(f, Family)]
-    # RoBERTa's code is that of families whose names come before its own.
+    # Some families whose names come first share RoBERTa's code, so RoBERTa goes first.
     families.sort(key=lambda f: (f.model_type not in ("bert", "roberta"), f.model_type))
     for entry in metadata.entry_points(group=GROUP):
         try:

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ALBERT: layers that share parameters, narrow embeddings, sentence order."""
+"""ALBERT: shared parameters of layers, narrow embeddings, sentence order."""
 
 from bertjax.interop import family
 from bertjax.interop.families.bert import EMBEDDINGS
 
 
 def check_groups(raw: family.Options) -> family.Options:
-    """Refuse numbers of groups by which transformers would take other parameters in a
-    layer (it rounds; EncoderConfig.groups): ValueError."""
+    """Refuse numbers of groups for which transformers assigns other groups to layers.
+
+    It rounds (see EncoderConfig.groups). Raises ValueError.
+    """
     n, groups = raw["num_hidden_layers"], raw.get("num_hidden_groups") or 1
     if any(int(i / (n / groups)) != i * groups // n for i in range(n)):
         raise ValueError(f"num_hidden_groups={groups} of {n} layers")

@@ -5,7 +5,7 @@ import dataclasses
 
 from bertjax.interop import family
 
-OFFSET = 2  # rows before the first position, fairseq's
+OFFSET = 2  # rows before the first position, as in fairseq
 STACK = """
     {0}/embeddings/position         {0}.embed_positions.weight
     {0}/embeddings/norm             {0}.layernorm_embedding
@@ -29,14 +29,14 @@ FINAL_NORMS = """
     encoder/final_norm              encoder.layer_norm
     decoder/final_norm              decoder.layer_norm
 """
-# Both stacks have one number of heads here, and one width of their MLPs.
+# Here both stacks have the same number of heads and the same MLP width.
 SHARED = {"attention_heads": 16, "ffn_dim": 4096}
 
 
 def read_options(raw: family.Options) -> family.Options:
     """Return the rows of positions and the decoder's layers.
 
-    Raises ValueError where the stacks differ in what they share here.
+    Raises ValueError if the stacks differ in an option that they share here.
     """
     for key, usual in SHARED.items():
         names = f"encoder_{key}", f"decoder_{key}"
@@ -54,7 +54,7 @@ def read_options(raw: family.Options) -> family.Options:
 
 
 def write_options(options: family.Options) -> family.Options:
-    """Write what `read_options` reads."""
+    """Write the keys that `read_options` reads."""
     return {
         "decoder_layers": options["num_decoder_layers"],
         "decoder_attention_heads": options["num_attention_heads"],
@@ -80,7 +80,7 @@ FAMILY = family.Family(
         "encoder.embed_tokens.weight": "shared.weight",
         "decoder.embed_tokens.weight": "shared.weight",
     },
-    # Released without the head, which is what these and the embeddings make.
+    # The release lacks the head: it is the embeddings with this bias of zero.
     zeros=frozenset({"mlm/bias"}),
     row_vectors="final_logits_bias",
     defaults={
@@ -121,8 +121,8 @@ FAMILY = family.Family(
     classes={"mlm": "ForConditionalGeneration", "": "Model"},
     task_heads={},
 )
-# Liu et al. 2020 (arXiv 2001.08210): norms before the blocks, and one behind the last.
-# A decoder begins with the language's piece, which is forced: bos stands before it.
+# Liu et al. 2020 (arXiv 2001.08210): norms before the blocks, and one after the last. A
+# decoder begins with the language's piece, which is forced after bos.
 MBART = dataclasses.replace(
     FAMILY,
     model_type="mbart",

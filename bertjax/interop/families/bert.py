@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BERT, and the names that its relatives share with it."""
+"""BERT, and the tensor names that its relatives share."""
 
 from bertjax.interop.family import (
     DEFAULTS,

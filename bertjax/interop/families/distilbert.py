@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DistilBERT: BERT without token types and pooler, and with its own names."""
+"""DistilBERT: BERT without token types and pooler, with its own tensor names."""
 
 from bertjax.interop.families.bert import EMBEDDINGS
 from bertjax.interop.family import Family, pooled, task_heads, tensors

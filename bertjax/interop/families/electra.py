@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ELECTRA: a generator or a discriminator; hf_directories.py makes a pair one model."""
+"""ELECTRA: a generator or a discriminator; hf_directories.py joins a pair."""
 
 from bertjax.interop.families.bert import EMBEDDINGS, LAYERS
 from bertjax.interop.family import Family, Options, pooled, task_heads, tensors
 
 
 def read_embedding_size(raw: Options) -> Options:
-    """Return the embeddings' width, 0 where no projection follows them."""
+    """Return the width of the embeddings, 0 if no projection follows them."""
     width = raw.get("embedding_size", 128)
     return {"embedding_size": 0 if width == raw.get("hidden_size") else width}
 

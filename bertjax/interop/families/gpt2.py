@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPT-2: a causal language model whose head is the matrix of its embeddings."""
+"""GPT-2: a causal language model whose head is tied to its embeddings."""
 
 from bertjax.interop import family
 
 
 def read_mlp_width(raw: family.Options) -> family.Options:
-    """Return the MLP's width, which is four times the model's unless n_inner says it.
-
-    Raises ValueError.
-    """
+    """Return the MLP's width: n_inner, or four times the model's. Raises ValueError."""
     width = raw.get("n_inner")
     if width is None:
         width = 4 * raw["n_embd"]
@@ -18,7 +15,7 @@ def read_mlp_width(raw: family.Options) -> family.Options:
 
 
 def write_mlp_width(options: family.Options) -> family.Options:
-    """Write what `read_mlp_width` reads, and what follows other keys."""
+    """Write the key that `read_mlp_width` reads, and one that follows from others."""
     width = options["intermediate_size"]
     return {
         "n_inner": None if width == 4 * options["hidden_size"] else width,
@@ -58,7 +55,7 @@ FAMILY = family.Family(
         "attention_probs_dropout_prob": "attn_pdrop",
     },
     fixed={
-        "intermediate_size": 0,  # by `read_mlp_width`
+        "intermediate_size": 0,  # set by `read_mlp_width`
         "type_vocab_size": 0,
         "is_decoder": True,
         "embedding_norm": False,
@@ -72,8 +69,8 @@ FAMILY = family.Family(
     read=read_mlp_width,
     write=write_mlp_width,
     special_ids=family.ENDS,
-    # reorder_and_upcast_attn scales keys before the product and not its result, and
-    # asks for f32: the same numbers, and attention is f32 here in any case.
+    # reorder_and_upcast_attn scales keys before the product instead of the result, and
+    # computes in f32. The numbers are the same, and attention is f32 here in any case.
     refused={
         "scale_attn_weights": (None, True),
         "scale_attn_by_inverse_layer_idx": (None, False),
@@ -82,7 +79,7 @@ FAMILY = family.Family(
     },
     class_prefix="GPT2",
     classes={"mlm": "LMHeadModel", "": "Model"},
-    # The classes of GPT2ForSequenceClassification have no bias, those here have one.
+    # GPT2ForSequenceClassification is not here, because its classes have no bias.
     task_heads={
         family.TOKEN: family.tensors("task classifier"),
         family.ANSWER: family.tensors("task qa_outputs"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ModernBERT: rotated positions, layers that see all and layers that see a window."""
+"""ModernBERT: rotary positions, layers with global and with local attention."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ FULL, WINDOW = "full_attention", "sliding_attention"
 
 
 def read_attention(raw: family.Options) -> family.Options:
-    """Read which layers see all, and the bases of the rotation, old or new."""
+    """Read which layers attend globally, and the rotary bases, old or new keys."""
     if raw.get("local_attention", 128) == 0:
-        raise ValueError("local_attention=0")  # which is no window here
+        raise ValueError("local_attention=0")  # ModernBERT has no window of this size
     thetas = _rope_thetas(raw)
     return {
         "global_attn_every_n_layers": _full_every(raw),
@@ -21,7 +21,7 @@ def read_attention(raw: family.Options) -> family.Options:
 
 
 def _full_every(raw: family.Options) -> int:
-    """Return after how many layers one follows that sees all. Raises ValueError."""
+    """Return the interval of layers with global attention. Raises ValueError."""
     every = raw.get("global_attn_every_n_layers", 3)
     types = raw.get("layer_types")
     if types is None:
@@ -31,7 +31,7 @@ def _full_every(raw: family.Options) -> int:
     if not isinstance(types, list):
         raise ValueError(f"layer_types={types!r}")
     full = [i for i, layer_type in enumerate(types) if layer_type == FULL]
-    # With a single one of them the other key may say more than there are layers.
+    # With a single global layer, the other key may exceed the number of layers.
     most = every if type(every) is int else 1
     every = full[1] if len(full) > 1 else max(len(types), most)
     n = raw.get("num_hidden_layers")
@@ -41,11 +41,11 @@ def _full_every(raw: family.Options) -> int:
 
 
 def _rope_thetas(raw: family.Options) -> dict[str, Any]:
-    """Return the rotation's base of each type of layer. Raises ValueError."""
+    """Return the rotary base for each type of layer. Raises ValueError."""
     theta = raw.get("global_rope_theta") or 160_000.0
     local = raw.get("local_rope_theta", 10_000.0)
     thetas = {FULL: theta, WINDOW: theta if local is None else local}
-    # transformers 5 puts rope_scaling into both types' parameters.
+    # transformers 5 merges rope_scaling into the parameters of both types.
     scaling = dict.fromkeys(thetas, raw.get("rope_scaling"))
     for key, parameters in (
         ("rope_parameters", raw.get("rope_parameters") or {}),
@@ -65,13 +65,14 @@ def _rope_thetas(raw: family.Options) -> dict[str, Any]:
 
 
 def write_attention(options: family.Options) -> family.Options:
-    """Write what `read_attention` reads, for transformers 4 and 5."""
+    """Write the keys that `read_attention` reads, for transformers 4 and 5."""
     every, n = options["global_attn_every_n_layers"], options["num_hidden_layers"]
     theta = options["rope_theta"]
     thetas = {FULL: theta, WINDOW: options["local_rope_theta"] or theta}
     types = (FULL, WINDOW)
     return {
-        "global_attn_every_n_layers": every,  # this and the next two: transformers 4
+        # transformers 4 reads this and the next two
+        "global_attn_every_n_layers": every,
         "global_rope_theta": thetas[FULL],
         "local_rope_theta": thetas[WINDOW],
         "layer_types": [types[bool(i % every)] if every else "" for i in range(n)],

@@ -36,7 +36,7 @@ FAMILY = Family(
     classes={"mlm": "ForMaskedLM", "": "Model"},
     task_heads=task_heads(pooled("classifier.dense", "classifier.out_proj"), POOLED),
 )
-# Their code is RoBERTa's.
+# Both use RoBERTa's code.
 CAMEMBERT = dataclasses.replace(
     FAMILY, model_type="camembert", class_prefix="Camembert"
 )

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """T5 (Raffel et al. 2020, arXiv 1910.10683) and T5 1.1: encoder and decoder.
 
-What config.json does not say: no bias anywhere, scores that nothing scales, biases by
-distance in the place of positions, from one table a stack, which its first layer holds.
+config.json does not mention that there are no biases, that attention scores are not
+scaled, and that instead of positions there are biases by distance, from one table per
+stack, stored in its first layer.
 """
 
 from bertjax.interop import family
 
-# config.json need not say how long texts are, and nothing in the model does.
+# config.json may omit the length of texts, and nothing in the model limits it.
 LONGEST = 2**24
 STACK = """
     {0}/embeddings/relative         {0}.block.0.layer.0.SelfAttention.relative_attention_bias.weight
@@ -35,7 +36,7 @@ GLU = """
 
 
 def read_options(raw: family.Options) -> family.Options:
-    """Return the MLP's kind, the scale of hidden states before the head, and sizes.
+    """Return the MLP's type, the scale of hidden states before the head, and sizes.
 
     Raises ValueError.
     """
@@ -55,13 +56,14 @@ def read_options(raw: family.Options) -> family.Options:
     layers = raw["num_layers"] if layers is None else layers
     if layers < 1:
         raise ValueError(f"num_decoder_layers={layers}")
-    # transformers 5 ties by the files, and keeps here what "tied" said before.
+    # transformers 5 ties as the files do, and stores the scaling, once
+    # implied by tying, here.
     is_scaled = raw.get("scale_decoder_outputs", raw.get("tie_word_embeddings", True))
     dropout = raw.get("dropout_rate", 0.1)
     return {
         "num_decoder_layers": layers,
         "mlp_type": "glu" if gated else "plain",
-        # Where the two disagree, transformers computes the first.
+        # If the two keys disagree, transformers uses the first.
         "hidden_act": raw.get("dense_act_fn") or act,
         "logit_scale": width**-0.5 if is_scaled is not False else 0.0,
         "attention_probs_dropout_prob": raw.get("attention_dropout_rate", dropout),
@@ -70,7 +72,7 @@ def read_options(raw: family.Options) -> family.Options:
 
 
 def write_options(options: family.Options) -> family.Options:
-    """Write what `read_options` reads. The last two keys are bertjax's own."""
+    """Write the keys that `read_options` reads. The last two are bertjax's own."""
     act, is_glu = options["hidden_act"], options["mlp_type"] == "glu"
     name = "gelu" if is_glu and act == "gelu_new" else act
     more = {}
@@ -124,7 +126,7 @@ FAMILY = family.Family(
         "hidden_dropout_prob": "dropout_rate",
     },
     fixed={
-        "max_position_embeddings": LONGEST,  # by `read_options`
+        "max_position_embeddings": LONGEST,  # set by `read_options`
         "type_vocab_size": 0,
         "position_embedding_type": "none",
         "attention_scale": 1.0,
