@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speedruns: the best small encoder from a fixed text in a fixed time."""
+"""Train the best small encoder from a fixed text in a fixed time."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of the speedruns: ten million words, made of public files, known by hash."""
+"""Build the text of the speedruns: ten million words of public files of known hash."""
 
 import gzip
 import hashlib
@@ -14,10 +14,10 @@ from bertjax.storage import atomic, directories
 
 
 class Part(NamedTuple):
-    """A part of the text: so many words of these files, and the hash of what results.
+    """A part of the text: a number of words of some files, and the hash of the result.
 
-    spread: an equal share of the words of each document, from its beginning; else whole
-    documents in the order of the files, the last one cut.
+    spread: use an equal share of the words of each document, from its beginning;
+    otherwise whole documents in the order of the files, with the last one cut.
     """
 
     name: str
@@ -108,7 +108,7 @@ def read_documents(path: Path) -> Iterator[list[str]]:
 
 
 def first_words(document: list[str], words: int) -> list[str]:
-    """Return the first lines of a document, cut after so many words."""
+    """Return the first lines of a document, cut after `words` words."""
     taken = []
     for line in document:
         if words <= 0:
@@ -120,7 +120,7 @@ def first_words(document: list[str], words: int) -> list[str]:
 
 
 def equal_shares(sizes: Sequence[int], words: int) -> list[int]:
-    """Share `words` out: as many to each document, all of it to one that has fewer.
+    """Divide `words` equally among documents; shorter documents give all they have.
 
     >>> equal_shares([10, 2, 10], 15)
     [7, 2, 6]
@@ -141,7 +141,7 @@ def equal_shares(sizes: Sequence[int], words: int) -> list[int]:
 
 
 def take(part: Part, folder: Path) -> str:
-    """Return the text of a part. Raises UserError for files that are not there."""
+    """Return the text of a part. Raises UserError for missing files."""
     documents: list[list[str]] = []
     for name in part.files:
         try:
@@ -170,16 +170,16 @@ def take(part: Part, folder: Path) -> str:
 
 
 def place(cache: Path) -> Path:
-    """Return the directory of `cache` where the text lies, or will."""
+    """Return the directory of `cache` for the text, whether it exists or not."""
     key = hashlib.sha256("".join(part.sha256 for part in (*PARTS, VALID)).encode())
     return cache / f"speedrun-{key.hexdigest()[:16]}"
 
 
 def make_corpus(folder: Path, target: Path, say: Callable[[str], None]) -> None:
-    """Make the text in the directory `target` of `place`, unless it is there.
+    """Build the text in the directory `target` of `place`, unless it exists.
 
-    It holds wiki.txt and so on, valid.txt and pairs.jsonl.gz. Raises UserError for
-    files that are missing, or are not those whose hashes are known.
+    It contains wiki.txt and the other parts, valid.txt and pairs.jsonl.gz. Raises
+    UserError for files that are missing or have unknown hashes.
     """
     if target.is_dir():
         return
@@ -201,7 +201,7 @@ def make_corpus(folder: Path, target: Path, say: Callable[[str], None]) -> None:
 
 
 def check_hash(what: str, content: bytes, sha256: str) -> None:
-    """Raise UserError where the content is another."""
+    """Raise UserError if the content has another hash."""
     if (found := hashlib.sha256(content).hexdigest()) != sha256:
         raise UserError(
             f"--data: {what} has the SHA-256 {found}, not {sha256}: these are other "

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run of a speedrun took and reached, and what several of them show.
+"""Measure the runs of a speedrun, and compare several of them.
 
-A record is one seed's run: {"seed", "steps", "tokens", "passes", "minutes", "wall",
-"processor", "parameters", "loss", "right", "pairs", ...}, written into its workdir.
+A record describes one seed's run: {"seed", "steps", "tokens", "passes", "minutes",
+"wall", "processor", "parameters", "loss", "right", "pairs", ...}. It is written into
+the run's workdir.
 """
 
 import json
@@ -16,17 +17,17 @@ from bertjax.checkpoints import workdir
 from bertjax.speedruns.tracks import PASSES, Track
 
 FILE = "speedrun.json"  # in the workdir of a run, and of all runs of an entry
-P = 0.01  # a target is reached, or an entry better, at such a p
-SEEDS = 3  # that show it, at least
-SCORES = {"loss": "less", "pairs": "greater"}  # -> what is better
+P = 0.01  # the p-value at which a target is reached, or an entry is better
+SEEDS = 3  # the least number of seeds for that
+SCORES = {"loss": "less", "pairs": "greater"}  # the direction that is better
 Record = Mapping[str, Any]
 
 
 def minutes_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Add up the time of the steps in the rows of metrics.jsonl, by each clock.
+    """Add up the time of the steps in the rows of metrics.jsonl, for each clock.
 
-    A row has the seconds a step since the row before it; compilation, evaluations and
-    saves are not in them.
+    A row has the seconds per step since the previous row; compilation, evaluations and
+    saves do not count.
 
     >>> row = {"perf/step_seconds": 2.0, "perf/processor_seconds": 3.0}
     >>> minutes_of([{"step": 30} | row, {"step": 60} | row, {"step": 60}])
@@ -43,7 +44,7 @@ def minutes_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def passes_of(phases: Sequence[Mapping[str, Any]], total: int) -> float:
-    """Count the passes over the text: of each phase's rows, those of an epoch.
+    """Count the passes over the text: the rows of each phase over those of an epoch.
 
     >>> one = {"start": 0, "batch_size": 8, "n": 800}
     >>> passes_of([one, {"start": 50, "batch_size": 4, "n": 200}], 100)
@@ -55,9 +56,9 @@ def passes_of(phases: Sequence[Mapping[str, Any]], total: int) -> float:
 
 
 def measure(path: Path, track: Track) -> dict[str, Any]:
-    """Return what a finished run took: steps, tokens, passes over the text, minutes.
+    """Return what a finished run used: steps, tokens, passes over the text, minutes.
 
-    Raises UserError where it broke a rule.
+    Raises UserError if it broke a rule.
     """
     run = workdir.read_json(path / "run.json")
     total = run["total_steps"]
@@ -86,11 +87,12 @@ def measure(path: Path, track: Track) -> dict[str, Any]:
 
 
 def summarise(records: Sequence[Record], track: Track) -> dict[str, Any]:
-    """Return the mean and spread of each score over seeds, and what they show.
+    """Return the mean and spread of each score over seeds, and whether
+    targets are reached.
 
-    reached: whether the mean is better than the track's target with p < 0.01, by a
-    one-sided t test over the seeds; None of fewer than SEEDS, without a target, or
-    where p is unknown.
+    reached: whether the mean is better than the track's target with p < 0.01, by
+    a one-sided t test over the seeds; None for fewer than SEEDS, without a
+    target, or if p is unknown.
     """
     found: dict[str, Any] = {"seeds": [record["seed"] for record in records]}
     for name in ("minutes", "tokens", "passes", "loss", "right", "pairs"):
@@ -110,8 +112,10 @@ def summarise(records: Sequence[Record], track: Track) -> dict[str, Any]:
 
 
 def p_against(values: Sequence[float], target: float, better: str) -> float | None:
-    """Return the p of a mean no better than a number; None where the values do not say
-    how they scatter: a single one, or all the same."""
+    """Return the p-value of the mean being no better than a number.
+
+    None if the values have no spread: a single one, or all equal.
+    """
     from scipy import stats
 
     if len({*values}) < 2:
@@ -120,10 +124,11 @@ def p_against(values: Sequence[float], target: float, better: str) -> float | No
 
 
 def compare(ours: Sequence[Record], theirs: Sequence[Record]) -> dict[str, Any]:
-    """Return, of each score, the difference of the means and its p: Welch's t test.
+    """Return for each score the difference of the means and its
+    p-value (Welch's t test).
 
-    The p is one-sided: of ours being no better; None where neither side scatters.
-    Raises UserError for a single seed.
+    The p-value is one-sided, for ours being no better; None if neither side has a
+    spread. Raises UserError for a single seed.
     """
     from scipy import stats
 
@@ -140,7 +145,7 @@ def compare(ours: Sequence[Record], theirs: Sequence[Record]) -> dict[str, Any]:
 
 
 def check_seeds(ours: int, theirs: int) -> None:
-    """Refuse a comparison with so many runs that a single seed decides: UserError."""
+    """Refuse a comparison in which a side has a single seed. Raises UserError."""
     if min(ours, theirs) < 2:
         raise UserError(
             f"--against compares runs of several seeds, and these are {ours} and "
@@ -161,7 +166,7 @@ def read_records(path: Path, flag: str, track: str) -> list[dict[str, Any]]:
 
 
 def describe(name: str, track: Track, found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines that say what an entry took and reached."""
+    """Yield the lines that report what an entry used and reached."""
 
     def value(key: str, digits: int, times: float = 1.0) -> str:
         of = found[key]
@@ -181,7 +186,7 @@ def describe(name: str, track: Track, found: Mapping[str, Any]) -> Iterator[str]
 
 
 def verdict(score: Mapping[str, Any], form: str, times: float) -> str:
-    """Say whether a target is reached."""
+    """Describe whether a target is reached."""
     if score["target"] is None:
         return ""
     target = form.format(times * score["target"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tracks of the speedrun: on what, how long, and what has to be reached."""
+"""Define the tracks of the speedrun: device, time, recipe and targets."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 from bertjax import UserError, counted
 from bertjax.speedruns.corpus import PARTS
 
-PASSES = 10  # of the text, at most
+PASSES = 10  # the most passes over the text
 
 
 class Track(NamedTuple):
     """A track of the speedrun.
 
-    platform, kind, devices: jax's, `kind` a part of its device_kind. clock: what the
-    minutes are of: "wall", or "processor", of all cores together. config, flags: what
-    runs where the command line names no other. pieces: of the tokenizer. length, rate:
-    of the held-out rows. loss, pairs: what has to be reached: nats a masked token, and
-    the share of minimal pairs; None: not decided yet.
+    platform, kind, devices: jax's; `kind` is a part of its device_kind. clock: what the
+    minutes measure: "wall", or "processor" for all cores together. config, flags: the
+    recipe unless the command line names another. pieces: of the tokenizer. length,
+    rate: of the held-out rows. loss, pairs: the targets: nats per masked token, and the
+    share of correct minimal pairs; None: undecided.
     """
 
     platform: str
@@ -36,19 +36,19 @@ class Track(NamedTuple):
 
     @property
     def needs(self) -> str:
-        """Say on what it runs."""
+        """The device it runs on."""
         if self.platform == "cpu":
             return "CPU cores"
         return f"{self.devices} x {self.kind}"
 
     @property
     def budget(self) -> str:
-        """Say how long it may take."""
+        """The time it may take."""
         of = "" if self.clock == "wall" else " of processor time"
         return f"{self.minutes:g} minute{'s' * (self.minutes != 1)}{of}"
 
 
-# 6 layers of 192, causal first, then a masked row to three causal ones.
+# 6 layers of 192; causal rows first, then one masked row to three causal ones.
 HYBRID = (
     "model.hidden_size=192",
     "model.num_attention_heads=3",
@@ -58,7 +58,7 @@ HYBRID = (
     "total.steps=30_000",
 )
 
-# 12 layers of 512, causal for three tenths, then as many masked rows as causal ones.
+# 12 layers of 512; causal rows for 30% of the run, then one masked row to one causal.
 MEDIUM = (
     "objective=mntp*1+clm*1",
     "phases=percent=30 objective=clm; mask_rate=0.3",
@@ -78,13 +78,13 @@ TRACKS: Mapping[str, Track] = {
     "v5e8": Track("tpu", "v5 lite", 8, "wall", 15, "modern.py:medium", MEDIUM, 0.7),
 }
 
-# What every entry of a track has in common.
+# Keys that are the same for every entry of a track.
 RULED = "data.train data.valid data.tokenizer data.vocab data.vocab_size init_from"
 RULED += " data.lower_case budget_minutes budget_clock"
 
 
 def rules(track: Track, corpus: Path) -> dict[str, Any]:
-    """Return the config's values that are the track's own."""
+    """Return the config values that the track fixes."""
     parts = [f"{part.name}={corpus / f'{part.name}.txt'}" for part in PARTS]
     return {
         "data.train": ",".join(parts),
@@ -96,7 +96,7 @@ def rules(track: Track, corpus: Path) -> dict[str, Any]:
 
 
 def check_overrides(name: str, overrides: Mapping[str, Any]) -> None:
-    """Refuse what the rules decide, given on the command line: UserError."""
+    """Refuse command-line overrides of keys that the rules fix. Raises UserError."""
     for key in RULED.split():
         if key in overrides:
             raise UserError(
@@ -106,8 +106,10 @@ def check_overrides(name: str, overrides: Mapping[str, Any]) -> None:
 
 
 def check_recipe(name: str, config: Any) -> None:
-    """Refuse weights and a tokenizer from elsewhere, and a length that is found while
-    it runs, wherever a recipe has them, its own file included: UserError."""
+    """Refuse weights, a tokenizer or a time budget in a recipe, even in its own file.
+
+    Raises UserError.
+    """
     given = {key: config[key] for key in ("init_from", "teacher", "budget_minutes")}
     for key, value in {**given, "data.vocab": config.data.vocab}.items():
         if value:
@@ -118,7 +120,7 @@ def check_recipe(name: str, config: Any) -> None:
 
 
 def check_devices(name: str, track: Track) -> str:
-    """Return what is wrong with this machine's devices for a track, "" if nothing."""
+    """Return what is wrong with this machine's devices for a track, or ""."""
     import jax
 
     devices = jax.devices()

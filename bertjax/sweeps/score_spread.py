@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the scores of a sweep's runs scatter, which run is best, and lines that say so.
+"""Compare the scores of a sweep's runs: their spread, the best run, and a report.
 
-A row is a run's evaluation: {"step", "seed", "lr", "valid", "skipped", "tokens" (real
-ones that the run saw until then), metric: value}, a value None where it was not finite.
-No jax.
+A row is an evaluation of a run: {"step", "seed", "lr", "valid", "skipped", "tokens"
+(real tokens that the run has trained on), metric: value}; a value that was not finite
+is None. Does not use jax.
 """
 
 import dataclasses
@@ -16,18 +16,18 @@ from typing import Any
 from bertjax import UserError
 from bertjax.checkpoints.best import GREATER, BestTracker, Known, find_best
 
-# Of a row, beside its metrics.
+# Keys of a row that are not metrics.
 ABOUT = {"step", "seed", "lr", "valid", "skipped", "tokens"}
 
 
 @dataclasses.dataclass
 class SweepScores:
-    """The evaluations of all runs until now, `rows`, and what they decide.
+    """The evaluations of all runs so far, `rows`, and what follows from them.
 
-    runs: (seed, rate) of each. metric: "eval/SET/METRIC", by which they are compared:
-    at their best evaluations where `at_best` says so, else at their last ones.
-    patience: so many evaluations of a run without a better one end it; None: none do.
-    greater_is_better: as best.falls has it.
+    runs: (seed, rate) of each. metric: "eval/SET/METRIC", by which runs are compared:
+    at their best evaluations if `at_best`, otherwise at their last ones. patience: a
+    run ends after so many evaluations without a better one; None: never.
+    greater_is_better: as for best.falls.
     """
 
     runs: Sequence[tuple[int, float]]
@@ -43,7 +43,7 @@ class SweepScores:
         _, self.valid, self.metric = self.metric.split("/", 2)
 
     def add(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Take the rows of an evaluation, or of several in their order."""
+        """Add the rows of one evaluation, or of several in order."""
         self.rows += rows
         for row in rows:
             if row["valid"] == self.valid:
@@ -52,7 +52,7 @@ class SweepScores:
     def joined_to(
         self, rows: Sequence[dict[str, Any]], runs: Sequence[tuple[int, float]]
     ) -> "SweepScores":
-        """Return the scores of all `runs`: these, and `rows` of a sweep of others."""
+        """Return the scores of all `runs`: these, and `rows` of another sweep."""
         metric = f"eval/{self.valid}/{self.metric}"
         joined = dataclasses.replace(self, runs=runs, metric=metric, rows=[])
         joined.add([*rows, *self.rows])
@@ -60,7 +60,7 @@ class SweepScores:
 
     @property
     def ended(self) -> set[int]:
-        """The places in `runs` of those whose better score is waited for no more."""
+        """The indices in `runs` of those that have run out of patience."""
         over = [self.trackers[run].out_of_patience for run in self.runs]
         return {*itertools.compress(range(len(over)), over)}
 
@@ -71,7 +71,7 @@ class SweepScores:
 
     @property
     def counted(self) -> list[dict[str, Any]]:
-        """The rows of the evaluation of each run that counts, by set and run."""
+        """The rows of each run's decisive evaluation, ordered by set and run."""
         steps = {}
         for run, tracker in self.trackers.items():
             best = tracker.step if self.at_best else None
@@ -85,7 +85,7 @@ class SweepScores:
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """The best of the rows that count: of equals the first step's, then run's."""
+        """The best decisive row; ties go to the first step, then to the first run."""
         rows = [row for row in self.counted if row["valid"] == self.valid]
         scores = [*map(self._score, rows)]
         best = find_best(self.metric, scores, self.greater_is_better)
@@ -96,9 +96,9 @@ class SweepScores:
         return row["step"], math.nan if value is None else value
 
     def summarise(self) -> dict[str, Any]:
-        """Return the scores that count, how they scatter, and which is best.
+        """Return the decisive scores, their spread, and the best run.
 
-        Raises UserError where no run had a finite one.
+        Raises UserError if no run has a finite score.
         """
         best, rows = self.best, self.counted
         if best is None:
@@ -114,7 +114,7 @@ class SweepScores:
 
 
 def spread(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return how rows scatter: one for each validation set, rate and metric."""
+    """Return the spread of rows for each validation set, rate and metric."""
     found = []
     pairs = dict.fromkeys((row["valid"], row["lr"]) for row in rows)
     for valid, rate in pairs:
@@ -126,9 +126,10 @@ def spread(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def scatter(values: Sequence[float | None]) -> dict[str, Any]:
-    """Return n, median, mean, standard deviation (of n - 1; None of one), extremes.
+    """Return n, median, mean, standard deviation (of n - 1; None for one) and extremes.
 
-    Of the values that are not None, which n counts; `lost` are the others.
+    They are those of the values that are not None, which n counts;
+    `lost` counts the others.
     """
     known = [value for value in values if value is not None]
     how = {"median": median, "mean": fmean, "min": min, "max": max}
@@ -138,7 +139,7 @@ def scatter(values: Sequence[float | None]) -> dict[str, Any]:
 
 
 def describe(found: dict[str, Any]) -> Iterator[str]:
-    """Yield lines for people."""
+    """Yield the report's lines for people."""
     head = f"{'set':12} {'lr':>8} {'metric':16} {'n':>3} {'median':>8} {'std':>8}"
     yield f"{head} {'min':>8} {'max':>8}"
     for row in found["spread"]:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many runs of one shape in one program: states, batches, seeds and rates stacked.
+"""Train many runs of one shape in one program: stack states, batches, seeds and rates.
 
-The runs are dealt out to groups of one size, which the same compiled program goes
-through one by one: a group of one where nothing is gained by more (a CPU), all in one
-group where an accelerator has room for them.
+The runs are divided into groups of one size, which the same compiled program processes
+one by one. A group has a single run on a CPU, where more gain nothing; an accelerator
+with enough memory has all runs in one group.
 
-FOLDER/<group>/checkpoints/<step>     a group's states, of all groups at the same steps
-FOLDER/best/checkpoints/<step>        the parameters that were the best until that step
+FOLDER/<group>/checkpoints/<step>     a group's states, for all groups at the same steps
+FOLDER/best/checkpoints/<step>        the best parameters up to that step
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def stack(tree: Any) -> Any:
-    """Give shardings, or shapes with them, a leading axis that is not split."""
+    """Add a leading, unsplit axis to shardings, or to shapes with shardings."""
 
     return jax.tree.map(
         lambda leaf: NamedSharding(leaf.mesh, PartitionSpec(None, *leaf.spec)), tree
@@ -41,7 +41,7 @@ def over_runs(
 ) -> Callable[..., Any]:
     """Map `one` over the runs on axis 0; axes: jax.vmap's in_axes, 0 or None.
 
-    A single run is computed as it is: mapped, it would compute both sides of branches.
+    A single run is computed without vmap, which would compute both sides of branches.
     """
 
     def run(*args: Any) -> Any:
@@ -55,11 +55,12 @@ def over_runs(
 
 
 class Programs(NamedTuple):
-    """What trains a group of n runs, jitted; axis 0 of all is the runs'.
+    """The jitted programs that train a group of n runs; axis 0 of all
+    arrays is the runs'.
 
     begin(seeds i32 [n]) -> states; advance(states, batches, seeds, rates f32 [n]) ->
-    (states, metrics), the states donated; evaluate(parameters, batch) -> sums, the
-    batch one for all; shapes(n): of the arguments of `advance`.
+    (states, metrics), with the states donated; evaluate(parameters, batch) -> sums,
+    with one batch for all; shapes(n): those of the arguments of `advance`.
     """
 
     begin: Any
@@ -69,7 +70,7 @@ class Programs(NamedTuple):
 
 
 def make_programs(run: TrainingRun) -> Programs:
-    """Make the programs of a sweep; run: one of its runs, whatever the seed."""
+    """Build the programs of a sweep; run: any of its runs, whatever the seed."""
     config, objective, update = run.config, run.objective, run.update
     warmup, span, decay, _ = run.lengths
     rows = run.batches.course.batch(0)
@@ -109,9 +110,9 @@ def make_programs(run: TrainingRun) -> Programs:
 def runs_at_once(
     programs: Programs, mesh: Any, runs: int, at_once: int | None = None
 ) -> int:
-    """Return how many runs go at once: as many as the compiler says have room.
+    """Return how many runs to train at once: as many as fit, according to the compiler.
 
-    at_once: at most so many instead. A CPU gains nothing by more than one.
+    at_once: the limit to use instead. A CPU gains nothing by more than one.
     """
 
     def fits(size: int) -> bool:
@@ -125,7 +126,7 @@ def runs_at_once(
         try:
             compiled = lowered.compile()
         except jax.errors.JaxRuntimeError as e:
-            if "RESOURCE_EXHAUSTED" in str(e):  # a TPU's compiler looks by itself
+            if "RESOURCE_EXHAUSTED" in str(e):  # a TPU's compiler checks memory itself
                 return False
             raise
         need = compiled.memory_analysis()
@@ -138,7 +139,7 @@ def runs_at_once(
 
 
 def give_params(states: State, params: Any) -> State:
-    """Put the leaves of `params`, the same for all runs, in the place of their own."""
+    """Replace leaves of all runs by those of `params`, the same for each run."""
 
     def spread(leaf: jax.Array) -> jax.Array:
         return jnp.broadcast_to(leaf, (len(states.step), *leaf.shape))
@@ -151,9 +152,9 @@ def give_params(states: State, params: Any) -> State:
 
 
 def group_size(runs: int, fits: Callable[[int], bool]) -> int:
-    """Return the size of as few equal groups as fit; 1 whether it does or not.
+    """Return the size for the smallest number of equal groups that fit; at least 1.
 
-    The last group may be filled up (`fill`), by fewer runs than there are groups.
+    The last group may be padded (`fill`), by fewer runs than there are groups.
 
     >>> group_size(12, lambda n: n < 5), group_size(5, lambda n: n < 5)
     (4, 3)
@@ -163,7 +164,7 @@ def group_size(runs: int, fits: Callable[[int], bool]) -> int:
 
 
 def fill(runs: Sequence[T], size: int) -> list[T]:
-    """Repeat the last run until all groups are full: those that follow count for none.
+    """Repeat the last run until all groups are full; the copies are not counted.
 
     >>> fill("abcde", 3)
     ['a', 'b', 'c', 'd', 'e', 'e']
@@ -181,9 +182,10 @@ def score(
     groups: Sequence[Any],
     batches: Iterable[Mapping[str, Any]],
 ) -> list[tuple[dict[str, float], list[dict[str, np.ndarray]]]]:
-    """Evaluate every run on the same batches: (means of the terms, outputs) of each.
+    """Evaluate every run on the same batches; return (means of the
+    terms, outputs) of each.
 
-    evaluate(params of a group, batch) -> sums with a leading axis of the runs.
+    evaluate(params of a group, batch) -> sums with a leading axis for the runs.
     """
     totals: list[dict[str, Any]] = [{} for _ in groups]
     outputs_of: list[list[Any]] = [[] for _ in groups]
@@ -202,10 +204,10 @@ def score(
 
 
 class Groups:
-    """All runs of a sweep, in groups that the same programs go through one by one.
+    """All runs of a sweep, in groups that the same programs process one by one.
 
-    runs: (seed, rate) of each. size: runs of a group. keeps: whether one run's
-    parameters are held beside, in `best`. `done`: the steps that were trained.
+    runs: (seed, rate) of each. size: runs per group. keeps: whether to keep one run's
+    parameters, `best`. `done`: the steps trained so far.
     """
 
     def __init__(
@@ -218,7 +220,7 @@ class Groups:
         keeps: bool,
     ) -> None:
         self.programs, self.runs, self.size = programs, runs, size
-        self.filled = fill(runs, size)  # the last ones are not looked at
+        self.filled = fill(runs, size)  # the last ones are copies, which nothing reads
         count = len(self.filled) // size
         self.parts = [slice(i * size, (i + 1) * size) for i in range(count)]
         seeds, rates = zip(*self.filled, strict=True)
@@ -234,9 +236,9 @@ class Groups:
         self.longest: list[jax.Array] = []
 
     def begin(self, params: Any) -> None:
-        """Begin at step 0; params: leaves to take instead of drawn ones, or {}.
+        """Begin at step 0; params: leaves to use instead of random ones, or {}.
 
-        What some groups saved before a kill, and others had not yet, is forgotten.
+        It deletes checkpoints that only some groups saved before a kill.
         """
         for one in self.saved:
             one.drop_after(0)
@@ -248,7 +250,7 @@ class Groups:
             self.best = self.params(0)
 
     def restore(self, step: int, streaks: Sequence[int]) -> None:
-        """Go on after a saved step, and forget later ones, which some may lack."""
+        """Resume after a saved step; delete later ones, which some groups may lack."""
         for one in self.saved:
             one.drop_after(step)
         wanted = self.programs.shapes(self.size)[0]
@@ -265,19 +267,19 @@ class Groups:
 
     @property
     def newest(self) -> int:
-        """The last step at which everything is saved; 0 without one."""
+        """The last step at which everything is saved; 0 if there is none."""
         saved = [{*manifest.steps(one.workdir)} for one in self.saved]
         return max(set.intersection(*saved), default=0)
 
     @property
     def streaks(self) -> list[int]:
-        """Of each run the most updates in a row that were skipped."""
+        """The longest series of skipped updates of each run."""
         counts = np.concatenate([*map(np.asarray, self.longest)])
         return counts[: len(self.runs)].tolist()
 
     @property
     def skipped(self) -> list[int]:
-        """Of each run how many updates were."""
+        """The number of skipped updates of each run."""
         counts = [np.asarray(s.guard.skipped) for s in self.states]
         return np.concatenate(counts)[: len(self.runs)].tolist()
 
@@ -287,7 +289,7 @@ class Groups:
         return sorted(left)
 
     def advance(self, batch: Mapping[str, np.ndarray], ended: Collection[int]) -> None:
-        """Train a step; batch: of all `filled` runs, axis 0."""
+        """Train a step; batch: for all `filled` runs, on axis 0."""
         for i in self.going(ended):
             fed = {k: v[self.parts[i]] for k, v in batch.items()}
             fed = jax.device_put(fed, self.place)
@@ -300,7 +302,7 @@ class Groups:
     def score(
         self, batches: Iterable[Mapping[str, Any]], ended: Collection[int]
     ) -> dict[int, Any]:
-        """Evaluate each run that has not ended: as `score` tells of one."""
+        """Evaluate each run that has not ended: {run: its result, as of `score`}."""
         groups = self.going(ended)
         params = [self.states[i].params for i in groups]
         found = score(self.programs.evaluate, params, batches)
@@ -315,10 +317,10 @@ class Groups:
         return jax.device_get(take(self.states[group].params, at))
 
     def save(self, meta: dict[str, Any]) -> None:
-        """Save everything at this step; returns when it is copied.
+        """Save everything at this step; return once it is copied.
 
-        A save of one group deletes an older one, which the others still need until
-        theirs is written.
+        Saving one group deletes an older checkpoint, which is still needed until the
+        other groups' saves are written.
         """
         for one in self.saved:
             one.wait()
@@ -327,6 +329,6 @@ class Groups:
             one.save(self.done, state, meta)
 
     def close(self) -> None:
-        """Finish the saves under way."""
+        """Finish the saves in progress."""
         for one in self.saved:
             one.close()

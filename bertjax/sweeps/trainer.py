@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runs of a sweep side by side: planned, trained, evaluated, saved."""
+"""Plan, train, evaluate and save the runs of a sweep side by side."""
 
 import contextlib
 import json
@@ -31,10 +31,10 @@ from bertjax.training.signals import Stopped, StopSignal
 
 
 class SweepLoop(Loop):
-    """The runs of a sweep: what they learn from, their states and their scores.
+    """The runs of a sweep: their batches, states and scores.
 
-    runs: (seed, rate) of each; base: one of them. facts: by which a saved sweep is told
-    from another one. Raises UserError for what does not go together.
+    runs: (seed, rate) of each; base: one of them. facts: identify a saved sweep. Raises
+    UserError for settings that do not go together.
     """
 
     def __init__(
@@ -68,21 +68,22 @@ class SweepLoop(Loop):
         self.scores = score_spread.SweepScores(
             runs, metric or usual, bool(metric), patience, base.better
         )
-        self.lost: set[int] = set()  # runs that the guard gave up, and logged
-        # Real tokens that each run saw; None in a sweep of a version without them.
+        self.lost: set[int] = set()  # runs that the guard gave up, already logged
+        # Real tokens that each run trained on; None for a sweep of an older version.
         self.tokens: list[int] | None = [0] * len(runs)
 
     def start(self, at_once: int | None) -> int:
-        """Part the runs into groups; begin, or go on after the step that is returned.
+        """Divide the runs into groups; begin, or resume after the
+        step that is returned.
 
-        Raises UserError, also where a sweep began with another number at once.
+        Raises UserError, also if a saved sweep began with another number at once.
         """
         folder, count = self.path / workdir_kinds.MEMBERS, len(self.runs)
         first = folder / "0"
         if saved := manifest.steps(first):
             meta = manifest.read_meta(first / "checkpoints" / str(saved[-1]))
-            # Before other runs could part into groups of which nothing is saved yet,
-            # whose sweep begins anew.
+            # Check this first: other runs might form groups without checkpoints, and
+            # the saved sweep would begin anew.
             check_same(self.path, meta, self.facts, self.config, is_under_way=True)
             size = meta["size"]
             wanted = at_once and stacked_runs.group_size(count, lambda n: n <= at_once)
@@ -114,7 +115,7 @@ class SweepLoop(Loop):
         return done
 
     def train(self) -> None:
-        """Go on to the end. Raises Stopped when a signal came and all is saved."""
+        """Train to the end. Raises Stopped after a signal, once all runs are saved."""
         at, total, engine = self.state.step, self.state.total, self.config.data.engine
         self.stop.training = True
         with (
@@ -128,7 +129,8 @@ class SweepLoop(Loop):
             raise Stopped(self.stop.number)
 
     def batch(self, at: int) -> dict[str, np.ndarray]:
-        """Make the batch of a step: all runs' rows, a run each on axis 0."""
+        """Build the batch of a step: rows of all runs, with one run
+        per index of axis 0."""
         rows = {seed: run.course.batch(at) for seed, run in self.planned.items()}
         seeds = [seed for seed, _ in self.groups.filled]
         names = rows[seeds[0]]
@@ -143,7 +145,7 @@ class SweepLoop(Loop):
         self.groups.advance(batch, self.scores.ended)
         self.state.step += 1
         if self.tokens is not None:
-            # As a run counts them (training/step.py).
+            # Count as single runs do (training/step.py).
             rows = batch.get("text_tokens", batch["attention_mask"])[: len(self.runs)]
             real = rows.reshape(len(rows), -1).sum(axis=1).tolist()
             self.tokens = [n + m for n, m in zip(self.tokens, real, strict=True)]
@@ -163,7 +165,7 @@ class SweepLoop(Loop):
         self.lost = lost
 
     def evaluate(self) -> bool:
-        """Score the runs that go on; False where a signal interrupted it."""
+        """Score the runs that have not ended; return False if interrupted."""
         self.drain()
         ended = self.scores.ended
         try:
@@ -188,7 +190,7 @@ class SweepLoop(Loop):
             self.state.total = self.state.step
 
     def score_set(self, name: str, rows: Any, ended: set[int]) -> list[dict[str, Any]]:
-        """Return a row for each run that has not ended, on one validation set."""
+        """Return a row for each run that has not ended, for one validation set."""
         examples = self.config.eval.examples or None
         scored = self.groups.score(self.eval_batches(rows, examples), ended)
         skipped, found = self.groups.skipped, []
@@ -228,10 +230,11 @@ class SweepLoop(Loop):
         self.groups.save({**self.facts, **meta})
 
     def write_best(self, found: dict[str, Any], overrides: dict[str, Any]) -> None:
-        """Write the best run as a workdir, and last sweep.json, which says it is done.
+        """Write the best run as a workdir, and finally sweep.json,
+        which marks it as done.
 
-        found: what sweep.json says; the best may be one of the runs to which these were
-        added, and is there. overrides: what the command line changed.
+        found: the content of sweep.json. The best run may be one of the runs that these
+        joined; it is written already. overrides: what the command line changed.
         """
         config, path = self.config.copy_and_resolve_references(), self.path
         best = found["best"]
@@ -250,13 +253,13 @@ class SweepLoop(Loop):
         kept = workdir_kinds.read_meta(path, best["step"])
         whole = best["step"] in manifest.steps(path)
         if not whole or kept.get("runs") != self.facts["runs"]:
-            # Else killed just after it; others are of the runs that these join, and
-            # stay until this one is whole.
+            # Otherwise a kill came just after this. Checkpoints of other runs, which
+            # these join, stay until this one is complete.
             winner = path / workdir_kinds.MEMBERS / "made"
             shutil.rmtree(winner, ignore_errors=True)
             meta = self.base.meta_of(config) | best_facts
             meta |= {GREATER: found[GREATER], "tokens": best.get("tokens", 0)}
-            meta["runs"] = self.facts["runs"]  # by which a sweep knows its own
+            meta["runs"] = self.facts["runs"]  # identifies the sweep
             tasks.learn(meta, best)
             saved = Checkpoints(winner, 2, None)
             saved.save(best["step"], {"params": params}, meta)
@@ -269,10 +272,10 @@ class SweepLoop(Loop):
 def check_finished(
     path: Path, before: Mapping[str, Any], facts: dict[str, Any], config: ConfigDict
 ) -> list[tuple[int, float]]:
-    """Return those of a sweep's runs that a finished one lacks, `before` in sweep.json.
+    """Return the runs of a sweep that a finished one, `before` in sweep.json, lacks.
 
-    facts: of the sweep, as `check_same` takes them. Raises UserError where the finished
-    one is another, or has other runs too.
+    facts: of the sweep, as for `check_same`. Raises UserError if the finished sweep is
+    a different one or has additional runs.
     """
     known = before.get("facts")
     done = known.get("runs") if isinstance(known, Mapping) else None
@@ -284,8 +287,10 @@ def check_finished(
 
 
 def forget_members(path: Path, runs: Sequence[Any]) -> None:
-    """Remove the states of these runs, [seed, rate] each; those of runs that join them
-    and are under way stay."""
+    """Remove the states of these runs, [seed, rate] each.
+
+    States of runs that join them, and are in progress, stay.
+    """
     first = path / workdir_kinds.MEMBERS / "0"
     for step in manifest.steps(first):
         known = workdir_kinds.read_meta(first, step).get("runs", [])
@@ -301,10 +306,10 @@ def check_same(
     config: ConfigDict,
     is_under_way: bool = False,
 ) -> None:
-    """Refuse a sweep of `before` that is not that of these facts, `config`'s own.
+    """Refuse a saved sweep, `before`, whose facts or config differ from the given ones.
 
-    is_under_way: `before` is not finished, and runs can join it once it is. Raises
-    UserError, which names what differs as for runs.
+    is_under_way: `before` is not finished; more runs can join it once it is. Raises
+    UserError that names the differences.
     """
     try:
         changes = serialize.differences(
