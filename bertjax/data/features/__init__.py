@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules with `make_features` are host halves, which objectives need by name."""
+"""Modules with `make_features` are host halves; objectives name them in `needs`."""

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host half of an objective: from gathered rows to the arrays of its batch.
+"""The host half of an objective: it turns gathered rows into the arrays of a batch.
 
 A module of this package (or any dotted name) exports `make_features(settings)`, which
-may take options, and an objective names it among its `needs`: "mlm", "my_lab.pairs",
-"diffusion:schedule=cosine". What it returns is a `Features`. Its `specs` state every
-array of a batch, so that what feeds, measures and compiles has to ask nobody else.
+may accept options and returns a `Features`. An objective names the module among its
+`needs`: "mlm", "my_lab.pairs", "diffusion:schedule=cosine". The `specs` of a `Features`
+state every array of a batch, so that the code that feeds, measures and compiles needs
+no other source.
 """
 
 from collections.abc import Mapping
@@ -22,8 +23,8 @@ Batch = dict[str, np.ndarray]
 class Spec(NamedTuple):
     """An array of a batch: its shape without B, and its dtype.
 
-    loss: a weight of predictions, or what a row's loss is divided by: 0 in rows that
-    fill up a last batch of an evaluation.
+    loss: whether the array weighs predictions or divides the loss of a row. Such arrays
+    are 0 in the rows that fill up the last batch of an evaluation.
     """
 
     shape: tuple[int, ...]
@@ -35,15 +36,16 @@ Specs = Mapping[str, Spec]
 
 
 class Settings(NamedTuple):
-    """What a host half is made of: a config's keys, and the text's vocabulary.
+    """What a host half is created from: the config, the vocabulary and the shapes.
 
-    config: the whole config; tables: what masking knows of the vocabulary (that of the
-    masker's `tables`); length: L of the batch; mask_rate: of the phase, as the config
-    has it; rates: of all phases of this shape, which share their shapes; rows: how
-    many neighbouring rows of a batch are of one kind (config.accumulate, since a
-    micro-batch takes every so many-th row); tables_of_ids: what the model embeds of
-    `model.id_streams`, {name: rows of its table}; streams: those of them that are of
-    the text; max_positions: those that the model has.
+    config: the whole config; tables: what masking knows about the vocabulary (the
+    result of the masker's `tables`); length: L of the batch; mask_rate: that of the
+    phase, as in the config; rates: the mask rates of all phases of this length, because
+    those phases share their array shapes; rows: how many neighboring rows of a batch
+    are of one kind (config.accumulate, because a micro-batch takes every
+    accumulate-th row); tables_of_ids: the id streams of `model.id_streams` that the
+    model embeds, {name: rows of its table}; streams: those of them that come from the
+    text; max_positions: the number of positions that the model has.
     """
 
     config: Any
@@ -61,10 +63,11 @@ class Settings(NamedTuple):
 class GatheredRows(NamedTuple):
     """Rows of text before anything is predicted.
 
-    arrays: what a plan gathers, [b, raw]; with `marks` u8 of a store that has them.
-    keys: u64 [b], which address the draws of each row (counter_rng.py). place: i64 [b],
-    the number of each row in the run, or of the example in an evaluation. index: i64
-    [b], its number in the batch. progress: the share of the phase that lies behind.
+    arrays: the arrays that a plan gathers, [b, raw], and `marks` u8 if the store has
+    them. keys: u64 [b], the keys of each row's random draws (counter_rng.py). place:
+    i64 [b], the number of each row in the run, or of the example in an evaluation.
+    index: i64 [b], the number of each row in the batch. progress: the share of the
+    phase that is over.
     """
 
     arrays: Batch
@@ -75,16 +78,15 @@ class GatheredRows(NamedTuple):
 
 
 class Features:
-    """The host half of an objective; a subclass changes what differs.
+    """The host half of an objective; a subclass overrides what differs.
 
-    What `make` returns must depend on the row's own arrays, key and place alone, never
-    on other rows, so that batches depend on no host, device or batch size.
-    keys: the keys of config.data, among KEYS, that it reads; others are refused where
-    they are given. streams: those of data.streams that rows bring, as {name}_ids i32
-    [b, raw]; those that the model embeds, unless a subclass says otherwise. per_token:
-    the arrays that say something of each token: copies of tokens have them too. limits:
-    of rows of data.plan=turns alone, slots of an answer and of a context, and
-    predictions of a row.
+    The result of `make` for a row must depend on the row's own arrays, key and place
+    alone, never on other rows, so that batches do not depend on hosts, devices or the
+    batch size. keys: the keys of config.data, among KEYS, that it reads; giving any
+    other of KEYS is an error. streams: the data.streams that rows bring, as {name}_ids
+    i32 [b, raw]; by default those that the model embeds. per_token: the arrays with one
+    value per token; copies of tokens copy them too. limits: only for rows of
+    data.plan=turns: slots of an answer, slots of a context, and predictions per row.
     """
 
     limits: tuple[int, int, int] | None = None
@@ -99,46 +101,49 @@ class Features:
 
     @property
     def raw(self) -> int:
-        """Tokens, special ones included, that a row of text is planned with."""
+        """Tokens, special ones included, that the plan puts into a row of text."""
         return self.length
 
     def slots(self, tokens: np.ndarray) -> np.ndarray:
-        """Return what sequences of so many tokens, special ones included, take of the
-        `raw` slots of a packed row, i64 [n]: `raw` at most where they are so many."""
+        """Return how many of the `raw` slots of a packed row a sequence occupies, i64
+        [n], for each number of tokens (special ones included); `raw` at most for `raw`
+        tokens."""
         return tokens
 
     def specs(self, gathered: Specs) -> dict[str, Spec]:
-        """Return every array of a batch; gathered: those of the plan, [raw]."""
+        """Return every array of a batch; gathered: the arrays of the plan, [raw]."""
         return dict(gathered)
 
     def make(self, rows: GatheredRows, drawn: list[np.ndarray] | None = None) -> Batch:
-        """Make the arrays of `specs`, [b, ...].
+        """Create the arrays of `specs`, [b, ...].
 
-        drawn: receives i64 arrays, the lengths in units of what was chosen as one.
+        drawn: a list to which i64 arrays are appended: the length in units of each
+        group of units that was chosen as one.
         """
         return without_marks(rows.arrays)
 
     def tell(self, before: Batch, after: Batch) -> dict[str, float]:
         """Count what was done to a batch, for people; counts of batches are added up.
 
-        before: the gathered arrays, with `marks`, and `keys` as `make` got them; after:
-        what it made of them.
+        before: the gathered arrays, with `marks`, and with `keys` as `make` got them;
+        after: the batch that `make` created from them.
         """
         return {}
 
     def describe(self) -> str:
-        """Say in a few words what is predicted, for people; "": nothing."""
+        """Return in a few words what is predicted, for people; "" if nothing is."""
         return ""
 
     def predicted(self, batch: Batch) -> np.ndarray:
-        """Say which slots of input_ids show what is predicted: bool [b, L]."""
+        """Return which slots of input_ids hide a predicted token: bool [b, L]."""
         return np.zeros(batch["input_ids"].shape, bool)
 
     def origin(self, batch: Batch) -> np.ndarray | None:
         """Return the column of the gathered row that each slot stands for, [b, L].
 
-        None where slots stand for no column: of rows with a target of their own.
-        Raises UserError where rows have more slots than text: their host half says it.
+        None if slots do not correspond to columns, as in rows with a separate target.
+        Raises UserError if rows have more slots than text; such a host half must
+        override this method.
         """
         columns = np.arange(batch["input_ids"].shape[-1])
         if self.raw != self.length:
@@ -150,7 +155,8 @@ class Features:
         return np.broadcast_to(columns, batch["input_ids"].shape)
 
 
-# Keys of config.data that host halves read or not. All read those of rows and text.
+# The keys of config.data that a host half reads or not. The other keys of config.data
+# are about rows and text; every host half reads those.
 KEYS = frozenset(
     [
         "masking",
@@ -169,10 +175,10 @@ KEYS = frozenset(
 )
 
 
-# The tokens of a row: what an encoder reads, and a decoder, and what stands behind a
-# passage that a step finds.
+# The arrays of tokens of a row: what an encoder reads, what a decoder reads, and what
+# follows a passage that is retrieved during a step.
 SIDES = ("input_ids", "decoder_input_ids", "end_ids")
-# Arrays of a row that say something of each token, beside streams.
+# Arrays of a row with one value per token, besides streams.
 PER_TOKEN = (
     "input_ids",
     "attention_mask",
@@ -183,7 +189,7 @@ PER_TOKEN = (
 
 
 def check_mask(settings: Settings) -> None:
-    """Refuse a vocabulary that has no mask of its own: UserError."""
+    """Refuse a vocabulary without a mask token: raise UserError."""
     if not settings.tokenizer.has_mask:
         config = settings.config
         raise UserError(
@@ -194,38 +200,38 @@ def check_mask(settings: Settings) -> None:
 
 
 def without_marks(arrays: Batch) -> Batch:
-    """Leave out what is in a batch for masking alone."""
+    """Return a batch without the marks, which are for masking alone."""
     return {name: array for name, array in arrays.items() if name != "marks"}
 
 
 def percent(share: float) -> str:
-    """Write a share for people, to three digits: 15%, 12.5%, 0.1%."""
+    """Format a share for people, to three digits: 15%, 12.5%, 0.1%."""
     return f"{100 * share:.3g}%"
 
 
 def count_text(batch: Batch) -> int:
-    """Count the real tokens of a batch; copies of tokens are none.
+    """Count the real tokens of a batch, without copies of tokens.
 
-    Rows that hold copies say themselves how much text is in them, `text_tokens` [b].
+    Rows that hold copies state in `text_tokens` [b] how much text is in them.
     """
     return int(batch.get("text_tokens", batch["attention_mask"]).sum())
 
 
 def count_slots(batch: Mapping[str, Any]) -> int:
-    """Count the slots of a batch, or of a row by its specs: those of targets too."""
+    """Count the slots of a batch, or of a row given its specs, targets included."""
     sides = (batch[name] for name in SIDES if name in batch)
     return sum(int(np.prod(side.shape)) for side in sides)
 
 
 def encoder_length(length: int, arrays: Mapping[str, Any]) -> int:
-    """Return how many tokens an encoder reads of a row of `length` tokens of text: of
-    an image the regions stand behind them. arrays: of a batch, or their specs."""
+    """Return how many tokens an encoder reads for a row of `length` tokens of text: the
+    regions of an image follow the text. arrays: those of a batch, or their specs."""
     regions = arrays.get("region_mask")
     return length + (0 if regions is None else regions.shape[-1])
 
 
 def prediction_specs(name: str, P: int) -> dict[str, Spec]:
-    """Return the arrays that say where, what and whether to predict, [P]."""
+    """Return the arrays that state where, what and whether to predict, [P]."""
     return {
         f"{name}_positions": Spec((P,)),
         f"{name}_ids": Spec((P,)),
@@ -239,13 +245,13 @@ def predictions(specs: Specs) -> int:
 
 
 def prediction_weights(specs: Specs) -> list[str]:
-    """Return the arrays that weigh predictions, not whole rows."""
+    """Return the names of the arrays that weigh predictions, not whole rows."""
     return [name for name, spec in specs.items() if spec.loss and spec.shape]
 
 
 def mark_predictions(batch: Batch, name: str, ahead: int = 0) -> np.ndarray:
-    """Return bool [b, L], true where `prediction_specs` of that name predict, or so
-    many slots ahead."""
+    """Return bool [b, L], true at the slots where `prediction_specs` of that name
+    predict, moved `ahead` slots to the right."""
     out = np.zeros(batch["input_ids"].shape, bool)
     row, slot = np.nonzero(batch[f"{name}_weights"])
     out[row, batch[f"{name}_positions"][row, slot] + ahead] = True
@@ -253,7 +259,7 @@ def mark_predictions(batch: Batch, name: str, ahead: int = 0) -> np.ndarray:
 
 
 def special_pieces(tokenizer: Any) -> np.ndarray:
-    """Say which pieces are special, bool [V]."""
+    """Return which pieces are special, bool [V]."""
     special = np.zeros(tokenizer.vocab_size, bool)
     special[tokenizer.special_ids] = True
     return special
@@ -262,13 +268,16 @@ def special_pieces(tokenizer: Any) -> np.ndarray:
 def count_masks(
     tokenizer: Any, before: Batch, ids: np.ndarray, chosen: np.ndarray
 ) -> dict[str, int]:
-    """Count what became of the chosen tokens, bool [b, L], of `before`; ids: after."""
+    """Count what became of the chosen tokens of `before`; ids are those after.
+
+    chosen: bool [b, L]; ids: i32 [b, L].
+    """
     special = special_pieces(tokenizer)
     truth, real = before["input_ids"], before["attention_mask"] > 0
     true, seen = truth[chosen], ids[chosen]
     masked, kept = seen == tokenizer.mask_id, seen == true
     drawn = ~masked & ~kept
-    # Words are numbered: a special token is one, and behind it one begins.
+    # Number the words: a special token is a word, and a new word begins after it.
     alone, marks = special[truth], before.get("marks")
     starts = tokenizer.word_starts[truth] if marks is None else marks & BEGINS_WORD
     starts = (starts > 0) | alone

@@ -10,8 +10,8 @@ from bertjax.data.features.base import Batch, GatheredRows, Spec, Specs
 class ClmFeatures(base.Features):
     """Rows as they are gathered; `clm_ids` and `clm_weights` at every position.
 
-    That a token sees itself and those before it alone is the device half's affair
-    (Head.causal). Of a row of two packed sequences:
+    The device half (Head.causal) makes each token attend to itself and earlier tokens
+    only. A row of two packed sequences:
 
         input_ids        2 17 25  3  2 46  3  0
         clm_ids         17 25  3  0 46  3  0  0
@@ -42,8 +42,11 @@ class ClmFeatures(base.Features):
 
 
 def next_tokens(batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-    """Return the id behind each token, i32 [b, L], and 1 where it is of the same
-    sequence, f32 [b, L]; else 0 and 0."""
+    """Return the id after each token, i32 [b, L], and weights f32 [b, L].
+
+    The weight is 1 if the next token belongs to the same sequence; otherwise id and
+    weight are 0.
+    """
     ids = batch["input_ids"]
     sequence = batch.get("segment_ids", batch["attention_mask"])
     same = np.zeros(ids.shape, bool)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CugLM: names of code are masked in one copy of a row, and the other is read from left
+"""CugLM: names of code are masked in one copy of a row; another copy is read from left
 to right (Liu et al. 2020, ASE, doi 10.1145/3324884.3416591, section 3)."""
 
 from typing import NamedTuple
@@ -20,25 +20,26 @@ from bertjax.data.masking import choose, mask_rates
 from bertjax.data.masking.mask_rates import MaskRate
 
 RATE = MaskRate(0.15, 0.15)
-MOST = 30  # masked tokens of a row
+MOST = 30  # largest number of masked tokens in a row
 STREAM = "type"
-TYPES = f"{STREAM}_ids"  # 0: no name
+TYPES = f"{STREAM}_ids"  # 0: the token is not part of a name
 
 
 class CuglmFeatures(base.Features):
     """A row of L slots: a masked copy of the text in the first R = L / 2, a clean copy
-    in the others. They are sequences of their own, and see nothing of each other.
+    in the others. The copies are separate sequences and do not attend to each other.
 
-    In the masked copy names, which are neighbouring tokens of one type, are drawn
-    uniformly, as many as fit into min(30, max(1, round(0.15 n))) of n tokens, and all
-    of their tokens become masks; there tokens see all of their copy, or with `causal`
-    those before them. Predicted are the masked token, `mlm_ids`, and its type,
-    `mlm_types`; `mlm_names` says which of a row's masked names it is part of, from 1.
-    In the clean copy each token sees itself and those before it, and predicts the next
-    one, `lm_ids`, unless that is special; `lm_names` says which name that is part of, 0
-    for none. Copies of a token have its position and type of segment.
+    In the masked copy, names (neighboring tokens of one type) are drawn uniformly, as
+    many as fit into min(30, max(1, round(0.15 n))) of n tokens, and all of their tokens
+    become masks. Tokens attend to the whole copy, or with `causal` to earlier tokens.
+    The masked token, `mlm_ids`, and its type, `mlm_types`, are predicted; `mlm_names`
+    numbers the masked names of a row from 1. In the clean copy each token attends to
+    itself and earlier tokens and predicts the next one, `lm_ids`, unless that is
+    special; `lm_names` is the number of the name that the next token is part of, 0 for
+    none. Both copies of a token have its position and token type.
 
-    R = 6, two tokens to be masked, 4 = mask, the name 17 25 is of type 7, 46 of type 2:
+    R = 6, room for two masked tokens, 4 = mask, name 17 25 of type 7, name 46 of type
+    2:
 
                          masked copy           clean copy
         gathered         2 17 25 31 46  3
@@ -56,8 +57,7 @@ class CuglmFeatures(base.Features):
         lm_weights                             1  1  1  1  0  0
         lm_names                               1  1  0  2  0  0
 
-    data.paper_compat: names are taken in the order of reading, as the released code
-    does.
+    data.paper_compat: names are taken in reading order, as in the released code.
     """
 
     keys = frozenset({"mask_rate", "max_predictions", "paper_compat"})
@@ -126,7 +126,7 @@ class CuglmFeatures(base.Features):
         return batch | self._next(arrays, names.number)
 
     def _next(self, arrays: Batch, number: np.ndarray) -> Batch:
-        """Return what the clean copy predicts, [b, R]."""
+        """Return the predictions of the clean copy, [b, R]."""
         following, same = next_tokens(arrays)
         same *= ~self.special[following]
         after = np.pad(number[:, 1:], ((0, 0), (0, 1)))
@@ -140,13 +140,13 @@ class CuglmFeatures(base.Features):
         }
 
     def _copies(self, arrays: Batch) -> Batch:
-        """Return the arrays of a batch with both copies, nothing masked."""
+        """Return the arrays of a batch with both copies, before masking."""
         ids, real, R = arrays["input_ids"], arrays["attention_mask"], self.text
         places = np.arange(R, dtype=np.int32)
         own = {name: arrays[name] for name in self.per_token if name in arrays}
         own.setdefault("position_ids", np.broadcast_to(places, ids.shape))
         first = own.setdefault("segment_ids", real)
-        # Behind the numbers that sequences of the masked copy can have.
+        # Number the sequences of the clean copy after those of the masked copy.
         sequences = arrays.get("cls_positions", np.zeros((1, 1))).shape[1]
         second = (first + sequences) * real
         batch = {k: v for k, v in arrays.items() if k not in self.per_token}
@@ -172,7 +172,7 @@ class CuglmFeatures(base.Features):
     def _choose(
         self, rows: GatheredRows, names: "_Names"
     ) -> tuple[choose.Chosen, np.ndarray]:
-        """Choose whole names; also return how many tokens each has."""
+        """Choose whole names; also return the number of tokens of each."""
         shape = names.free.shape
         count = rows.arrays["attention_mask"].sum(axis=1)
         rate = np.full(1, self.rate.at(rows.progress))
@@ -207,7 +207,7 @@ class CuglmFeatures(base.Features):
         }
 
     def predicted(self, batch: Batch) -> np.ndarray:
-        # Of the clean copy every token is: to mark them would say nothing.
+        # Every token of the clean copy is predicted; marking them would show nothing.
         return base.mark_predictions(batch, "mlm")
 
     def origin(self, batch: Batch) -> np.ndarray:
@@ -216,8 +216,8 @@ class CuglmFeatures(base.Features):
 
 
 class _Names(NamedTuple):
-    """The names of rows, each [b, R]: which tokens are of one, which begin one (bool),
-    and which it is, from 1; 0: of none."""
+    """The names of rows, each [b, R]: which tokens are part of a name, which begin one
+    (bool), and the number of the name, from 1; 0: not part of a name."""
 
     free: np.ndarray
     begins: np.ndarray

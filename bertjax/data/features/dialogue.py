@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dialogue: an answer is predicted from left to right behind the turns before it."""
+"""Dialogue: predict an answer from left to right, after the turns before it."""
 
 from typing import Any, NamedTuple
 
@@ -10,14 +10,14 @@ from bertjax.data.features import base
 from bertjax.data.features.base import Batch, GatheredRows, Settings, Spec, Specs
 from bertjax.data.features.clm import next_tokens
 
-LEAST = 4  # slots of an answer, and of a context
-ANSWER = 1  # the token type, of which what is predicted is
-# What data.plan=turns knows of tokens, and a model may embed (model.id_streams).
+LEAST = 4  # smallest number of slots of an answer, and of a context
+ANSWER = 1  # the token type of the answer, whose tokens are predicted
+# Id streams of data.plan=turns that a model may embed (model.id_streams).
 IDS = ("role", "turn")
 
 
 class Limits(NamedTuple):
-    """As sequences/turns.py has them: slots of an answer and of a context, and
+    """The limits of sequences/turns.py: slots of an answer, slots of a context, and
     predictions of a row."""
 
     target: int
@@ -26,14 +26,15 @@ class Limits(NamedTuple):
 
 
 class DialogueFeatures(base.Features):
-    """Rows of turns: the context sees itself, the answer also what of it came before,
-    and its tokens alone are predicted (Bao et al. 2021, PLATO-XL, section 3).
+    """Rows of turns: the context attends to itself, the answer to the context and to
+    its own earlier tokens, and only the answer's tokens are predicted (Bao et al. 2021,
+    PLATO-XL, section 3).
 
     Positions are distances to the answer, so that they do not depend on how many old
-    turns fit: those of the answer are 0, 1, 2, ..., token i of a context of C has
-    target + C - i - 1. Roles and turns beyond their tables have the last row.
+    turns fit: the answer has 0, 1, 2, ...; token i of a context of C tokens has
+    target + C - i - 1. Roles and turns beyond their tables use the last row.
 
-    An answer of at most 6 slots, 31 98, behind turns 17 25 and 46; 2 = cls, 3 = sep:
+    An answer of at most 6 slots, 31 98, after turns 17 25 and 46; 2 = cls, 3 = sep:
 
         input_ids        2 17 25  3 46  3    2 31 98  3
         token_type_ids   0  0  0  0  0  0    1  1  1  1
@@ -75,7 +76,7 @@ class DialogueFeatures(base.Features):
             "position_ids": place,
             "attention_steps": columns * is_answer,
         }
-        # The token that begins a context is nobody's.
+        # The special token that begins a context belongs to no speaker.
         ids["role"] = np.where(after == 0, 0, ids["role"])
         for name, size in self.tables.items():
             batch[f"{name}_ids"] = np.minimum(ids[name], size - 1).astype(np.int32)
@@ -84,7 +85,7 @@ class DialogueFeatures(base.Features):
     def places(
         self, arrays: Batch, is_answer: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return each token's position, i32 [b, L], and its place in its sequence."""
+        """Return each token's position and its place in its sequence, i32 [b, L]."""
         sequence = arrays.get("segment_ids", arrays["attention_mask"])
         width = int(sequence.max(initial=0)) + 1
         number = sequence + np.arange(len(sequence))[:, None] * width
@@ -99,7 +100,7 @@ class DialogueFeatures(base.Features):
         return (away * (sequence > 0)).astype(np.int32), place
 
     def predict(self, arrays: Batch, is_answer: np.ndarray) -> Batch:
-        """Return where what is predicted, of the answers' tokens alone, [b, P]."""
+        """Return the prediction arrays for the answers' tokens, [b, P]."""
         following, same = next_tokens(arrays)
         chosen = is_answer & (same > 0)
         row, column = np.nonzero(chosen)
@@ -126,12 +127,13 @@ class DialogueFeatures(base.Features):
 
 
 def read_limits(data: Any, length: int, positions: int) -> Limits:
-    """Return the slots of answers and contexts, and a row's predictions.
+    """Return the slots of answers and contexts, and the predictions of a row.
 
-    An answer has data.target_length slots, or an eighth of the row's, 32 at least where
-    half a row has them; a context as many as there are positions beyond an answer's. A
-    packed row predicts data.max_predictions tokens, or three eighths of its length.
-    Raises UserError.
+    An answer has data.target_length slots. The default is an eighth of the row, or 32
+    if that is more, but then at most half of the row. A context has as many slots as
+    there are positions beyond an answer's, at most `length`. A packed row predicts
+    data.max_predictions tokens; the default is three eighths of its length. Raises
+    UserError.
     """
     target = data.target_length or max(length // 8, min(32, length // 2))
     most = min(length, positions) - LEAST

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Masked diffusion: tokens are masked at a rate that is drawn for each text.
 
-t runs from 0, where nothing is masked, to 1. `linear` masks at a rate t, `cosine` at
-1 - cos(pi t / 2), 0.36 on average (CosineNoise of kuleshov-group/bd3lms); eps lifts
-either to eps + (1 - eps) of it. What a masked token weighs makes the loss: `mdlm` is
-the rate's slope in t over the rate, by which the loss is a bound of the text's negative
-log-likelihood, whatever the schedule (Sahoo et al. 2024, MDLM, section 3; Shi et al.
-2024, MD4); `llada` is 1 / rate (Nie et al. 2025, LLaDA, algorithm 1), which the bound's
-is too, but for a factor of 1 - eps, where the schedule is linear; `none` is 1.
+The time t runs from 0, where nothing is masked, to 1. `linear` masks at the rate t,
+`cosine` at 1 - cos(pi t / 2), which is 0.36 on average (CosineNoise of
+kuleshov-group/bd3lms); eps lifts either rate to eps + (1 - eps) rate. The weight of a
+masked token decides the loss. `mdlm` weighs by the slope of the rate in t over the
+rate: with any schedule the loss is then a bound of the text's negative log-likelihood
+(Sahoo et al. 2024, MDLM, section 3; Shi et al. 2024, MD4). `llada` weighs by 1 / rate
+(Nie et al. 2025, LLaDA, algorithm 1); with the linear schedule `mdlm` is the same but
+for a factor of 1 - eps. `none` weighs by 1.
 """
 
 from collections.abc import Callable
@@ -26,7 +27,7 @@ Law = Callable[[Any], Any]
 
 
 class Schedule(NamedTuple):
-    """The share of masked tokens at a time t, its slope, and the time of a share."""
+    """The share of masked tokens at a time t, its slope, and the time for a share."""
 
     share: Law
     slope: Law
@@ -46,41 +47,42 @@ WEIGHTS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "llada": lambda rate, slope: 1 / rate,
     "none": lambda rate, slope: np.ones_like(rate),
 }
-# Steps of a sequence on the circle, in parts of 2^64: the golden ratio's from row to
-# row, that of the square root of 2 within one. Neighbouring rows share [0, 1) evenly.
+# Steps on the circle [0, 1), in units of 2^-64: the golden ratio from row to row, the
+# square root of 2 from unit to unit in a row. Neighboring rows cover [0, 1) evenly.
 BY_PLACE, BY_UNIT = np.uint64(0x9E3779B97F4A7C15), np.uint64(0x6A09E667F3BCC908)
 OFFSET, LOW_BITS = np.uint64(2**63), np.uint64(11)
 
 
 def spread_evenly(place: np.ndarray, unit: np.ndarray) -> np.ndarray:
-    """Return a number in [0, 1) for each unit of each row, f64, by their numbers alone.
+    """Return a number in [0, 1) for each unit of each row, f64, from their numbers.
 
-    So it is the same in any batch and on any host, and yet no two rows near each other
-    have nearly the same. (Kingma et al. 2021, appendix I, spread them over a batch.)
+    It depends on these numbers alone, so that it is the same in any batch and on any
+    host, and yet neighboring rows get well separated numbers. (Kingma et al. 2021,
+    appendix I, spread them over a batch.)
     """
     word = place.astype(np.uint64) * BY_PLACE + unit.astype(np.uint64) * BY_UNIT
     return ((word + OFFSET) >> LOW_BITS) * 2.0**-53
 
 
 class DiffusionFeatures(base.Features):
-    """Tokens of text are masked, each by itself, at the rate of their row; in packed
-    rows each sequence has a rate of its own. `diffusion_norm` f32 [b] counts the tokens
-    that could have been. At a rate of 0.4, with weights 1 / rate:
+    """Each token of text is masked independently at the rate of its row; in packed rows
+    each sequence has its own rate. `diffusion_norm` f32 [b] counts the tokens that can
+    be masked. With a rate of 0.4 and weights 1 / rate:
 
         input_ids             2   17    4   31    4    3    0
         diffusion_ids         2   17   25   31   46    3    0
         diffusion_weights     0    0  2.5    0  2.5    0    0
         diffusion_norm        4
 
-    With blocks a row is its text twice, masked and clean, and each block has a rate. A
-    masked block sees itself and the clean blocks before it (Arriola et al. 2025,
-    BD3-LM, section 3). Blocks of 2:
+    With blocks, a row holds its text twice, masked and clean, and each block has its
+    own rate. A masked block attends to itself and to the clean blocks before it
+    (Arriola et al. 2025, BD3-LM, section 3). Blocks of 2:
 
         input_ids           2  4 25  4  4  3    2 17 25 31 46  3
         position_ids        0  1  2  3  4  5    0  1  2  3  4  5
         attention_steps    -1 -1 -2 -2 -3 -3    1  1  2  2  3  3
 
-    low, high: t is uniform between the times of these rates (BD3-LM, section 5).
+    low, high: t is uniform between the times of these two rates (BD3-LM, section 5).
     """
 
     def __init__(
@@ -170,7 +172,7 @@ class DiffusionFeatures(base.Features):
     def rates(self, place: np.ndarray, units: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the rate and the weight of each unit of rows, f64 [b, units].
 
-        A unit is what has a rate of its own: a block, else a sequence.
+        A unit shares one rate: it is a block, or a sequence if there are no blocks.
         """
         even = spread_evenly(place[:, None], np.arange(units))
         t = self.first + (self.last - self.first) * even
@@ -183,7 +185,7 @@ class DiffusionFeatures(base.Features):
         return f"{low} to {high} masked ({self.named}){blocks}"
 
     def tell(self, before: Batch, after: Batch) -> dict[str, float]:
-        """Count masks, the tokens that could be masked, and rows by masked tenths."""
+        """Count masks, maskable tokens, and the rows in each tenth of masked tokens."""
         chosen, text = after["diffusion_weights"] > 0, after["diffusion_norm"]
         ids = after["input_ids"][:, : self.raw]
         tenth = 10 * chosen.sum(axis=1) // np.maximum(text, 1)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What host halves of encoder-decoders share: two sides of a row, a layout of pieces.
 
-The encoder reads `input_ids` [b, L]; the decoder predicts `lm_ids` [b, T], of which it
-has read those before in `decoder_input_ids`: lm_ids shifted to the right, behind a
-token that starts every text. Packed rows number their texts alike on both sides.
+The encoder reads `input_ids` [b, L]; the decoder predicts `lm_ids` [b, T] and reads
+`decoder_input_ids`: lm_ids shifted to the right, after a token that starts every text.
+Packed rows number their texts in the same way on both sides.
 """
 
 from typing import Any, NamedTuple
@@ -15,12 +15,12 @@ from bertjax.data.features import base
 from bertjax.data.features.base import Batch, GatheredRows, Spec, Specs
 from bertjax.data.ragged import ramps
 
-BLOCK = 1 << 16  # tokens of which rows are made at a time: the cache keeps up
+BLOCK = 1 << 16  # tokens whose rows are created at a time: they fit in the cache
 
 
 class Sequences(NamedTuple):
-    """The texts of some rows in order, [s] each: the row, which of the row's it is from
-    0, and a key."""
+    """The texts of some rows in order, [s] each: the row, the number of the text in its
+    row from 0, and a key."""
 
     row: np.ndarray
     nth: np.ndarray
@@ -28,7 +28,7 @@ class Sequences(NamedTuple):
 
 
 def find_sequences(arrays: Batch, keys: np.ndarray, name: str) -> Sequences:
-    """List the texts of rows; one that is not packed has one. name: folded in keys."""
+    """Return the texts of rows; unpacked rows have one each. `name` enters the keys."""
     segments = arrays.get("segment_ids")
     b = len(keys)
     count = np.ones(b, int) if segments is None else np.maximum(segments.max(axis=1), 1)
@@ -46,8 +46,8 @@ def count_chosen(arrays: Batch, s: Sequences, chosen: np.ndarray) -> np.ndarray:
 
 
 def is_frame(arrays: Batch, sep_id: int) -> np.ndarray:
-    """Say which tokens a plan put around texts, bool [b, R]: the first of each text,
-    and separators."""
+    """Return which tokens a plan put around texts, bool [b, R]: the first token of each
+    text, and separators."""
     ids = arrays["input_ids"]
     frame = ids == sep_id
     frame[:, 0] = True
@@ -57,10 +57,11 @@ def is_frame(arrays: Batch, sep_id: int) -> np.ndarray:
 
 
 class Layout:
-    """Where pieces lie in rows [b, W] that they fill one after the other.
+    """The places of pieces that fill rows [b, W] one after the other.
 
-    size i64 [p]: the slots of each, in order; row i64 [p], not falling. `at` i64 [p] is
-    the slot that each begins with, counted from the first row's; `real` bool [b, W].
+    size i64 [p]: the slots of each piece, in order; row i64 [p], non-decreasing. `at`
+    i64 [p] is the first slot of each piece, counted from the start of the first row;
+    `real` bool [b, W] is true where a piece is.
     """
 
     def __init__(self, size: np.ndarray, row: np.ndarray, shape: tuple[int, int]):
@@ -68,26 +69,26 @@ class Layout:
         used = np.bincount(row, size, minlength=b).astype(np.int64)
         self.shape, self.at = shape, np.cumsum(size) - size
         self.at += row * width - (np.cumsum(used) - used)[row]
-        # The last piece of a row is spread over the padding too.
+        # The last piece of a row also covers the padding.
         self.count = np.diff(self.at, append=b * width)
         self.real = np.arange(width) < used[:, None]
 
     def take(self, values: np.ndarray, start: np.ndarray) -> np.ndarray:
-        """Take values, flat, into the rows: a piece has those from its `start` on."""
+        """Copy flat values into the rows: each piece has those from its `start` on."""
         source = np.repeat(start - self.at, self.count)
         source += np.arange(source.size)
         return values.take(source, mode="clip").reshape(self.shape)
 
     def spread(self, values: np.ndarray) -> np.ndarray:
-        """Return the value of its piece in each slot, i32 [b, W]; 0 in padding."""
+        """Return in each slot the value of its piece, i32 [b, W]; 0 in padding."""
         each = np.repeat(values.astype(np.int32), self.count).reshape(self.shape)
         each *= self.real
         return each
 
 
 class Side(NamedTuple):
-    """A side of rows: ids i32 [b, W], 0 or pad where it is not `real` bool [b, W]; of
-    packed rows the number of each token's text and its place in it, i32 [b, W]."""
+    """One side of rows: ids i32 [b, W], 0 or pad where not `real` bool [b, W]. Packed
+    rows also have the number of each token's text and its place there, i32 [b, W]."""
 
     ids: np.ndarray
     real: np.ndarray
@@ -96,8 +97,8 @@ class Side(NamedTuple):
 
 
 class EncoderDecoderFeatures(base.Features):
-    """Rows with a target of their own. A subclass sets `target`, which is T, and makes
-    blocks of rows (`make_block`)."""
+    """Rows with a separate target. A subclass sets `target`, which is T, and implements
+    `make_block`."""
 
     target: int
     packed: bool = False
@@ -136,16 +137,16 @@ class EncoderDecoderFeatures(base.Features):
     def make_block(
         self, arrays: Batch, keys: np.ndarray, drawn: list[np.ndarray] | None
     ) -> tuple[Side, Side]:
-        """Make both sides of gathered rows, [b, L] and [b, T]."""
+        """Create both sides of gathered rows, [b, L] and [b, T]."""
         raise NotImplementedError
 
     @property
     def start_id(self) -> int:
-        """What the decoder reads before each text (decoder_start_token_id)."""
+        """The id that the decoder reads before each text (decoder_start_token_id)."""
         raise NotImplementedError
 
     def join(self, inputs: Side, targets: Side) -> Batch:
-        """Make the arrays of a batch of both sides.
+        """Join both sides into the arrays of a batch.
 
         An unknown piece is never predicted.
 
@@ -179,15 +180,15 @@ class EncoderDecoderFeatures(base.Features):
         return batch
 
     def origin(self, batch: Batch) -> None:
-        """Slots of neither side stand for tokens of the row one by one."""
+        """Return None: slots do not correspond to single tokens of the row."""
         return None
 
 
 def make_side(
     layout: Layout, ids: np.ndarray, s: Sequences, of: Any, first: Any, packed: bool
 ) -> Side:
-    """Make a side of ids [b, W] whose pieces are of the texts `of`; first: which piece
-    begins each text."""
+    """Create a side of ids [b, W] whose pieces belong to the texts `of`; first: the
+    first piece of each text."""
     if not packed:
         return Side(ids, layout.real)
     slots = np.arange(np.prod(layout.shape), dtype=np.int32).reshape(layout.shape)

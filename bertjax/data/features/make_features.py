@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what an objective needs of the host to its host half, by name."""
+"""Create the host half that an objective names in its `needs`."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from bertjax.data.features.base import Features, Settings
 from bertjax.data.features.mixed import MixedFeatures
 
 PACKAGE = "bertjax.data.features"
-# Modules that are no host half by name.
+# Modules of this package that are not host halves.
 SUPPORT = (
     "base",
     "concept_labels",
@@ -18,15 +18,16 @@ SUPPORT = (
     "noise_operations",
     "noise_texts",
 )
-PAIR_RULES = ("nsp", "sop")  # needs that the rows' plan draws
-LABELS = "labels"  # the need of objectives that learn from a task's rows
+PAIR_RULES = ("nsp", "sop")  # needs that the plan of the rows fulfills
+LABELS = "labels"  # the need of objectives that train on the rows of a task
 
 
 class Needs(NamedTuple):
-    """What an objective needs of the host: at most one of each.
+    """What an objective needs from the host: at most one of each.
 
     features: a name with its options, or a mixture of them by rows, "a*15+b*1".
-    pair_rule: by which pairs are drawn. labels: the rows of a task.
+    pair_rule: the rule by which sentence pairs are drawn. labels: whether the objective
+    needs the rows of a task.
     """
 
     features: str | None
@@ -35,7 +36,7 @@ class Needs(NamedTuple):
 
 
 def split_needs(needs: frozenset[str]) -> Needs:
-    """Part the names that an objective's heads need. Raises UserError for several."""
+    """Split the names that an objective's heads need. Raises UserError if two clash."""
     rules = sorted(needs & {*PAIR_RULES})
     halves = sorted(needs - {*PAIR_RULES, LABELS})
     if len(rules) > 1:
@@ -54,7 +55,7 @@ def split_needs(needs: frozenset[str]) -> Needs:
 
 
 def make_features(name: str, settings: Settings) -> Features:
-    """Make the host half of a name in an objective's needs. Raises UserError."""
+    """Create the host half of a name in an objective's needs. Raises UserError."""
     if "*" in name:
         parts = [text.rpartition("*") for text in name.split("+")]
         counted = [(make_features(one, settings), int(n)) for one, _, n in parts]

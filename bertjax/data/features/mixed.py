@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several host halves in one batch, each with rows of its own."""
+"""Several host halves in one batch, each for its own rows."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,14 +12,16 @@ from bertjax.data.features.base import Batch, Features, GatheredRows, Settings, 
 
 
 class MixedFeatures(Features):
-    """Rows come in groups: of each group the first are of the first kind, and so on.
+    """Rows come in groups; the first rows of each group are of the first kind, and so
+    on.
 
-    Row r of a batch is number (r // rows) % group of its group, with rows = accumulate:
-    a micro-batch takes every so many-th row, and has whole groups then. Arrays that a
-    kind does not make are 0 in its rows, where they weigh nothing; positions count from
-    0, and text_tokens are all real ones.
+    Row r of a batch is number (r // rows) % group of its group, where rows = accumulate
+    and group is its size: a micro-batch takes every accumulate-th row and so has whole
+    groups. An array that a kind does not create is 0 in the rows of that kind, where it
+    has no weight; position_ids count from 0 there, and text_tokens counts all real
+    tokens.
 
-    Of "mntp*2+clm*1", batches of 6:
+    "mntp*2+clm*1" in batches of 6:
 
         row            0     1    2     3     4    5
         kind        mntp  mntp  clm  mntp  mntp  clm
@@ -71,7 +73,7 @@ class MixedFeatures(Features):
         return batch
 
     def _usual(self, name: str, rows: GatheredRows) -> Any:
-        """Return what stands for an array in rows of kinds that do not make it."""
+        """Return the default of an array, for rows of kinds that do not create it."""
         if name == "position_ids":
             return np.arange(self.parts[0].length)
         if name == "text_tokens":
@@ -107,7 +109,7 @@ class MixedFeatures(Features):
 
 
 def take_rows(rows: GatheredRows, own: np.ndarray) -> GatheredRows:
-    """Take some of the rows."""
+    """Return some of the rows."""
     arrays = {name: values[own] for name, values in rows.arrays.items()}
     per_row = (values[own] for values in (rows.keys, rows.place, rows.index))
     return GatheredRows(arrays, *per_row, rows.progress)

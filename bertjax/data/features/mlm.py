@@ -20,7 +20,7 @@ from bertjax.data.masking.masker import mask_tokens, read_masker
 
 
 class MlmFeatures(base.Features):
-    """Rows as they are gathered, corrupted; P predictions a row, `mlm_*`."""
+    """Rows as they are gathered, corrupted; P predictions per row, `mlm_*`."""
 
     keys = base.KEYS - {"noise"}
     name = "mlm"
@@ -57,7 +57,7 @@ class MlmFeatures(base.Features):
 
     @property
     def swaps(self) -> bool:
-        """Whether half of the rows have counterfactual words (data.swap)."""
+        """Whether half of the rows get counterfactual words (data.swap)."""
         return getattr(self.tables, "pairs", None) is not None
 
     def _swap(self, arrays: Batch, keys: np.ndarray) -> Batch:

@@ -9,9 +9,9 @@ from bertjax.data.features.mlm import MlmFeatures
 
 
 class MntpFeatures(MlmFeatures):
-    """A masked LM's rows, read one place to the left, so that a causal LM's head is
-    the same one. (BehnamGhader et al. 2024, LLM2Vec, section 2.2; Charpentier and
-    Samuel 2024, GPT-BERT, section 2.)
+    """Rows of a masked LM whose predictions move one place to the left, so that they
+    use the head of a causal LM. (BehnamGhader et al. 2024, LLM2Vec, section 2.2;
+    Charpentier and Samuel 2024, GPT-BERT, section 2.)
 
     With the tokens at 2 and 4 masked:
 
@@ -20,7 +20,7 @@ class MntpFeatures(MlmFeatures):
         mntp_ids           25    46           0
         mntp_weights        1     1           0
 
-    A token that begins a sequence is never predicted: nothing stands before it.
+    The first token of a sequence is never predicted, because no token precedes it.
     """
 
     name = "mntp"

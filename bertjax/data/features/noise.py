@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Denoising: an encoder reads a corrupted text, a decoder writes it as it was.
+"""Denoising: an encoder reads a corrupted text, a decoder predicts the original.
 
-Lewis et al. 2020 (BART), section 2.2, whose operations are those of fairseq,
-fairseq/data/denoising_dataset.py. What each does is in noise_operations.py.
+Lewis et al. 2020 (BART), section 2.2; the operations are those of fairseq,
+fairseq/data/denoising_dataset.py. noise_operations.py defines each of them.
 """
 
 from collections import Counter
@@ -39,15 +39,15 @@ UNITS = {"token": False, "word": True}
 
 
 class NoiseFeatures(EncoderDecoderFeatures):
-    """A corrupted text is what an encoder reads, the whole text what a decoder says.
+    """The encoder reads a corrupted text; the decoder predicts the whole original text.
 
-    data.noise lists the operations, in order; data.mask_unit says whether words or
-    tokens are chosen ("token" where it is empty), data.replacement how random pieces
-    are drawn. Special tokens keep their places and are neither chosen nor drawn. The
-    decoder starts with [SEP] and predicts [CLS] too, as BART's (decoder_start_token_id
-    of transformers is </s>); T = L. A text is never longer than it was, but for what
-    `insert` adds, for which rows leave room. Of a text (2 = <s>, 3 = </s>, 4 = mask)
-    whose sentences change places before two spans become a mask each:
+    data.noise lists the operations, in order; data.mask_unit states whether words or
+    tokens are chosen (default "token"), data.replacement how random pieces are drawn.
+    Special tokens keep their places and are neither chosen nor drawn. As in BART, the
+    decoder starts with [SEP] and predicts [CLS] too (decoder_start_token_id of
+    transformers is </s>); T = L. A text never becomes longer, except by the tokens of
+    `insert`, for which rows leave room. An example (2 = <s>, 3 = </s>, 4 = mask) in
+    which sentences are permuted before two spans become a mask each:
 
         gathered            2 17 25 31 46 50 61  3
         permuted            2 46 50 61 17 25 31  3
@@ -154,12 +154,12 @@ class NoiseFeatures(EncoderDecoderFeatures):
         return f"{each}: {self.text} tokens of text predicted"
 
     def tell(self, before: Batch, after: Batch) -> dict[str, float]:
-        """Count what each operation did, by doing it again."""
+        """Count what each operation did, by applying it again."""
         counts: Counter[str] = Counter()
         arrays = {name: values for name, values in before.items() if name != "keys"}
         self._corrupt(arrays, before["keys"], None, counts)
         real = after["decoder_attention_mask"]
-        # Padding has other ids on the two sides.
+        # Padding has different ids on the two sides.
         same = (after["input_ids"] == after["lm_ids"]) | (real == 0)
         unchanged = (same & (after["attention_mask"] == real)).all(axis=1)
         return {

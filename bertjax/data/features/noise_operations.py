@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operations of data.noise, on whole blocks of texts at a time.
 
-Each operation returns new texts (noise_texts.py); all that it draws is addressed by the
-key of the text and the number of the operation.
+Each operation returns new texts (noise_texts.py); the key of the text and the number of
+the operation address all of its random draws.
 """
 
 import math
@@ -28,9 +28,9 @@ from bertjax.data.features.noise_texts import (
 from bertjax.data.masking.choose import choose_subsets
 from bertjax.data.ragged import ramps
 
-_AHEAD = 16  # spans more than expected that are drawn at first
+_AHEAD = 16  # spans drawn at first beyond the expected number
 
-# BART's own: fairseq issue 1899, and README of examples/bart.
+# BART's own settings: fairseq issue 1899, and the README of examples/bart.
 DEFAULT = "permute,infill:poisson:3.5:0.3:0.1"
 
 
@@ -46,7 +46,7 @@ class Operation:
 
     @classmethod
     def read(cls, name: str, values: list[str]) -> "Operation":
-        """Make it of what stands behind its name. Raises ValueError."""
+        """Create the operation from the values after its name. Raises ValueError."""
         numbers = [float(value) for value in values]
         if not all(0 <= number <= 1 for number in numbers):
             raise ValueError("a share is from 0 to 1")
@@ -56,11 +56,11 @@ class Operation:
         return f"{self.name} {percent(self.share)}"
 
     def added(self, tokens: np.ndarray) -> np.ndarray:
-        """Return how many tokens more it can make of so many."""
+        """Return the most tokens that it can add to this many tokens."""
         return np.zeros_like(tokens)
 
     def apply(self, text: Text, keys: np.ndarray, number: int, how: Corruption) -> Text:
-        """Return the texts after it; keys u64 [s]; number: of the operation."""
+        """Return the changed texts; keys u64 [s]; number: that of the operation."""
         key = counter_rng.fold(keys, "operation", number)
         return self.change(text, key, how)
 
@@ -68,8 +68,8 @@ class Operation:
         raise NotImplementedError
 
     def choose(self, text: Text, key: np.ndarray) -> tuple[np.ndarray, int]:
-        """Choose its share of units: their tokens, i64, ascending, and how many units
-        there are."""
+        """Choose a share of the units; return their tokens, i64, ascending, and the
+        number of units chosen."""
         units = find_units(text)
         number = count_share(self.share, units.many)
         unit = choose_subsets(counter_rng.fold(key, "choose"), units.many, number)
@@ -79,7 +79,7 @@ class Operation:
 
 
 class Whole(Operation):
-    """What is done to a share of the texts; all where none is given."""
+    """An operation on whole texts: on a share of them, or on all if none is given."""
 
     form = "NAME, or NAME:SHARE, the share of the texts"
 
@@ -91,7 +91,8 @@ class Whole(Operation):
 
 
 class Permute(Whole):
-    """Sentences change places within their document, all orders alike.
+    """Sentences are put in random order within their document, all orders equally
+    likely.
 
     A sentence ends at a full stop or the like (Tokenizer.sentence_ends).
     """
@@ -119,7 +120,7 @@ class Permute(Whole):
 
 
 class Rotate(Whole):
-    """Each document begins with a token that is drawn, and goes on round its end."""
+    """Each document begins at a random token and wraps around its end."""
 
     def change(self, text: Text, key: np.ndarray, how: Corruption) -> Text:
         codes, owner = text.codes, text.owner
@@ -137,7 +138,7 @@ class Rotate(Whole):
 
 
 class Mask(Operation):
-    """A share of the units become masks, each of their tokens one."""
+    """A share of the units are masked, with one mask per token."""
 
     needs_mask = True
 
@@ -150,7 +151,7 @@ class Mask(Operation):
 
 
 class Substitute(Operation):
-    """A share of the units become random pieces, each of their tokens one."""
+    """A share of the units are replaced, with one random piece per token."""
 
     def change(self, text: Text, key: np.ndarray, how: Corruption) -> Text:
         at, units = self.choose(text, key)
@@ -163,7 +164,7 @@ class Substitute(Operation):
 
 
 class Delete(Operation):
-    """A share of the units are left out."""
+    """A share of the units are deleted."""
 
     def change(self, text: Text, key: np.ndarray, how: Corruption) -> Text:
         at, units = self.choose(text, key)
@@ -173,7 +174,7 @@ class Delete(Operation):
 
 
 class Insert(Operation):
-    """Random pieces are put between tokens: their number is a share of the tokens."""
+    """Random pieces are inserted between tokens, as many as a share of the tokens."""
 
     def added(self, tokens: np.ndarray) -> np.ndarray:
         return count_share(self.share, tokens)
@@ -191,8 +192,8 @@ class Insert(Operation):
 
 
 def tokens_at(units: Units, of: np.ndarray, number: np.ndarray) -> np.ndarray:
-    """Return the tokens that units of the texts `of` begin with, by their numbers in
-    the text; of one beyond the last the place behind that. All texts have some."""
+    """Return the first token of unit `number` of the texts `of`; for a number one
+    beyond the last unit, the position after it. Each text must have a unit."""
     beyond = number == units.many[of]
     unit = units.begin[of] + number - beyond
     return units.first[unit] + units.size[unit] * beyond
@@ -200,12 +201,13 @@ def tokens_at(units: Units, of: np.ndarray, number: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Infill(Operation):
-    """Spans of units become one mask each; their lengths are drawn from Poisson's law.
+    """Spans of units become one mask each; their lengths follow a Poisson distribution.
 
-    Lengths are drawn until a share of the units is hidden, and the last is trimmed to
-    it. Spans lie anywhere, all ways alike, and do not overlap; one that a special token
-    interrupts has a mask on both sides of it. A length of 0 puts a mask between two
-    units, as far as the text is not longer than before: others are refused.
+    Lengths are drawn until a share of the units is hidden, and the last one is trimmed
+    to that share. The places of the spans are uniform, and spans do not overlap; a span
+    that a special token interrupts has a mask on both sides of it. A length of 0
+    inserts a mask between two units, unless the text would become longer than before:
+    such spans are refused.
     """
 
     mean: float = 3.0
@@ -236,7 +238,7 @@ class Infill(Operation):
         length, spans = draw_lengths(counter_rng.fold(key, "length"), budget, self.mean)
         if how.drawn is not None:
             how.drawn.append(length)
-        # Of the units that stay and the spans, in a row, some are spans.
+        # Choose which members of the sequence of kept units and spans are spans.
         of, nth = np.repeat(np.arange(len(spans)), spans), ramps(spans)
         noise = counter_rng.bits(counter_rng.fold(key, "order")[of], nth)
         length = length[np.lexsort((noise, of))]
@@ -273,9 +275,9 @@ class Infill(Operation):
         how.counts["zero_length_spans_refused"] += int((~fits).sum())
         between = between[fits]
         of, at = of[between], at[between]
-        slot = nth_between[fits] + text.size[of]  # beyond those of the text's tokens
+        slot = nth_between[fits] + text.size[of]  # distinct from the tokens' slots
         added = how.draw_masks(key[of], slot, self.random)
-        at = np.cumsum(stays)[at - 1] * (at > 0)  # where it is when some have gone
+        at = np.cumsum(stays)[at - 1] * (at > 0)  # the place after the deletions
         codes = np.insert(codes[stays], at, added)
         inserted = np.bincount(of, minlength=len(text.size))
         return Text(codes, text.size - shrunk + inserted)
@@ -284,12 +286,13 @@ class Infill(Operation):
 def draw_lengths(
     keys: np.ndarray, budget: np.ndarray, mean: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw lengths from Poisson's law until they make up the budget; trim the last.
+    """Draw lengths from a Poisson distribution until they reach the budget; trim the
+    last one.
 
-    keys u64 [s], budget i64 [s]. Returns the lengths of all, key after key, i64, and
-    how many there are of each.
+    keys u64 [s], budget i64 [s]. Returns all lengths, key after key, i64, and their
+    number for each key.
 
-    A budget of 7, and draws of 3, 0, 5: lengths 3, 0, 4.
+    Worked example: a budget of 7, and draws of 3, 0, 5, return lengths 3, 0, 4.
     """
     table = poisson_table(mean)
     wide = int(budget.max(initial=0) / mean * 1.25) + _AHEAD
@@ -324,7 +327,7 @@ OPERATIONS: dict[str, type[Operation]] = {
 
 
 def read_noise(text: str) -> list[Operation]:
-    """Read data.noise; empty: BART's. Raises UserError.
+    """Read data.noise; if it is empty, return BART's operations. Raises UserError.
 
     >>> [str(o) for o in read_noise("permute,infill:poisson:3.5:0.3,delete:0.1")]
     ['permute', 'infill 30% in spans of 3.5', 'delete 10%']

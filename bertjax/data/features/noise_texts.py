@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts as operations of data.noise see them (noise_operations.py).
+"""Texts in the form that operations of data.noise work on (noise_operations.py).
 
-Texts lie behind each other in one array of codes: an id, and bits that say what may be
+Texts are concatenated in one array of codes: an id, and bits that state what may be
 done to the token.
 """
 
@@ -14,27 +14,27 @@ from bertjax.data import counter_rng
 from bertjax.data.masking import choose
 
 IDS = (1 << 24) - 1
-FREE = 1 << 28  # text, which may be chosen: nothing special, no mask
+FREE = 1 << 28  # text that may be chosen, not special and not a mask
 BEGINS_UNIT = 1 << 27
-FRAME = 1 << 26  # tokens around texts, whose places nothing takes
+FRAME = 1 << 26  # tokens around texts; they keep their places
 ENDS_SENTENCE = 1 << 25
 
 
 class Text(NamedTuple):
-    """Texts behind each other: codes i32 [n], and how many each has, size i64 [s]."""
+    """Concatenated texts: codes i32 [n], and the number of codes per text, i64 [s]."""
 
     codes: np.ndarray
     size: np.ndarray
 
     @property
     def owner(self) -> np.ndarray:
-        """The number of the text that each token is of, i64 [n]."""
+        """The number of the text that each token belongs to, i64 [n]."""
         return np.repeat(np.arange(len(self.size)), self.size)
 
 
 class Corruption(NamedTuple):
-    """What operations read: the mask's id, the pieces that are drawn, cumulative shares
-    of them (None: all alike); counts and drawn receive what was done."""
+    """What operations read: the mask's id, the pieces that are drawn and their
+    cumulative shares (None: uniform). They write to `counts` and `drawn`."""
 
     mask_id: int
     replacements: np.ndarray
@@ -43,7 +43,7 @@ class Corruption(NamedTuple):
     drawn: list[np.ndarray] | None
 
     def draw_pieces(self, keys: np.ndarray, slot: np.ndarray) -> np.ndarray:
-        """Draw a random piece for each (key, slot): codes i32, text like any other."""
+        """Draw a random piece for each (key, slot): codes i32, marked as text."""
         if self.unigram is None:
             index = counter_rng.below(keys, slot, len(self.replacements))
         else:
@@ -54,7 +54,7 @@ class Corruption(NamedTuple):
     def draw_masks(
         self, keys: np.ndarray, slot: np.ndarray, random: float
     ) -> np.ndarray:
-        """Return masks, a share `random` of which are random pieces: codes i32."""
+        """Return masks, of which a share `random` are random pieces: codes i32."""
         codes = np.full(len(keys), self.mask_id, np.int32)
         if random:
             key = counter_rng.fold(keys, "random")
@@ -66,8 +66,8 @@ class Corruption(NamedTuple):
 
 
 class Units(NamedTuple):
-    """What may be chosen in texts: the first token of each unit and its tokens, i64
-    [u]; of each text the number of its first unit, and how many it has, i64 [s]."""
+    """The units of texts that may be chosen: the first token and the size of each, i64
+    [u]; and for each text the number of its first unit and of its units, i64 [s]."""
 
     first: np.ndarray
     size: np.ndarray
@@ -76,7 +76,7 @@ class Units(NamedTuple):
 
 
 def find_units(text: Text) -> Units:
-    """List the words, or tokens, that may be chosen. A special token is in none."""
+    """Return the words, or tokens, that may be chosen; none has a special token."""
     free = (text.codes & FREE) > 0
     begins = free & ((text.codes & BEGINS_UNIT) > 0)
     begins[1:] |= free[1:] & ~free[:-1]
@@ -88,5 +88,5 @@ def find_units(text: Text) -> Units:
 
 
 def count_share(share: float, total: np.ndarray) -> np.ndarray:
-    """Return ceil(share total), i64: 0.1 of 30 is 3, whatever floats make of it."""
+    """Return ceil(share total), i64; 0.1 of 30 is 3 in spite of rounding errors."""
     return np.ceil(share * total - 1e-9).astype(np.int64)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pseudo-masked language models: what is masked is predicted at once and by blocks."""
+"""Pseudo-masked language models: masked tokens are predicted at once and by blocks."""
 
 import functools
 
@@ -18,24 +18,25 @@ from bertjax.data.masking.presets import (
     predictions_per_sequence,
 )
 
-_BLOCK = 1 << 16  # tokens of which rows are made at a time: the cache keeps up
+_BLOCK = 1 << 16  # tokens whose rows are created at a time: they fit in the cache
 _AHEAD = 16  # attempts that are drawn at a time
 
 
 class PmlmFeatures(MlmFeatures):
     """A row of L slots: text in the first R, then P pseudo masks, then P originals.
 
-    R is the most tokens that leave room for two copies of the P = ceil(rate R) chosen:
-    of 128, 256, 512, 640, 768 slots at 0.15 it is 98, 196, 393, 492, 590. Tokens are
-    chosen by blocks, in the order in which these are predicted (`draw_blocks`). Each is
-    predicted twice: at its mask from the text (autoencoding, `mlm_*`), and at its
-    pseudo mask from the text and the originals of the blocks before its own (partially
-    autoregressive, `par_*`). So `attention_steps` have it: of block j the pseudo masks
-    see each other and what originals of blocks before j see, the originals see each
-    other and those before them, and the text sees the text alone. Mask and pseudo mask
-    are the tokenizer's mask alike, as in microsoft/unilm's s2s-ft: steps tell them
-    apart. What data.corruption puts in place of a mask stands in place of both. Copies
-    have the position, type and sequence of the token that they stand for.
+    R is the most tokens that leave room for two copies of the P = ceil(rate R) chosen
+    ones: with 128, 256, 512, 640, 768 slots at 0.15 it is 98, 196, 393, 492, 590.
+    Tokens are chosen by blocks, in the order in which the blocks are predicted
+    (`draw_blocks`). Each token is predicted twice: at its mask from the text
+    (autoencoding, `mlm_*`), and at its pseudo mask from the text and the originals of
+    earlier blocks (partially autoregressive, `par_*`). `attention_steps` state this:
+    the pseudo masks of a block attend to each other, to the text and to the originals
+    of earlier blocks; the originals of a block attend to each other, to the text and to
+    the originals of earlier blocks; the text attends to the text alone. Mask and pseudo
+    mask are both the tokenizer's mask, as in microsoft/unilm's s2s-ft; their steps
+    differ. If data.corruption puts another token in place of a mask, it replaces both.
+    Copies have the position, token type and sequence of the token that they stand for.
 
     (Bao et al. 2020, UniLMv2, section 3; the code of its pretraining is unpublished.)
 
@@ -120,7 +121,7 @@ class PmlmFeatures(MlmFeatures):
         out: Batch,
         drawn: list[np.ndarray] | None,
     ) -> None:
-        """Write some rows into `out`, which is 0, and padding behind the text."""
+        """Write some rows into `out`, which is 0, with padding ids after the text."""
         text, P = self.text, self.predictions
         rows = choose.Rows(arrays["input_ids"], arrays["attention_mask"], keys)
         budget = choose.budgets(rows, masker.masking, P)
@@ -186,16 +187,17 @@ def draw_blocks(
     longest: int,
     attempts: int,
 ) -> np.ndarray:
-    """Choose tokens by blocks: i32 [b, R], the number of its block, from 1; 0: none.
+    """Choose tokens by blocks: i32 [b, R], the number of the block, from 1; 0: none.
 
-    keys u64 [b]; free bool [b, R]: what may be chosen; budget i64 [b]. An attempt draws
-    where a block begins, uniform over the free tokens, and its length: with probability
-    `blocks` uniform from 2 to `longest`, else 1. A block is taken where all of it is
-    free and in no block before it; what would exceed the budget is cut off. What is
-    left of it after so many attempts, in rows where few tokens are free, is filled with
-    single ones. Numbers are in the order of drawing. (Bao et al. 2020, section 3.3.)
+    keys u64 [b]; free bool [b, R]: tokens that may be chosen; budget i64 [b]. An
+    attempt draws the start of a block, uniform over the free tokens, and its length:
+    with probability `blocks` uniform from 2 to `longest`, otherwise 1. A block is taken
+    if all of it is free and in no earlier block; tokens that exceed the budget are cut
+    off. If budget is left after this many attempts, in rows with few free tokens, it is
+    filled with single tokens. Blocks are numbered in the order of drawing. (Bao et al.
+    2020, section 3.3.)
 
-    A budget of 4, with attempts (begin, length):
+    Worked example: a budget of 4, with attempts (begin, length):
 
         free              0 1 1 1 1 1 0
         (2, 2)            0 0 1 1 0 0 0
@@ -205,7 +207,7 @@ def draw_blocks(
         (5, 1)            0 0 1 1 2 3 0
     """
     b, length = free.shape
-    width = length + longest  # a block may reach beyond its row
+    width = length + longest  # a block may extend beyond its row
     number = np.full((b, width), -1, np.int32)
     number[:, :length] = free
     number[:, :length] -= 1
@@ -243,7 +245,7 @@ def draw_blocks(
 
 
 def _fill_up(keys: np.ndarray, number: np.ndarray, todo: np.ndarray, left, last):
-    """Choose `left` of the free tokens of the rows `todo`, each a block."""
+    """Choose `left` of the free tokens of the rows `todo`, each as its own block."""
     rest = number[todo]
     noise = counter_rng.bits(
         counter_rng.fold(keys, "single")[:, None], np.arange(rest.shape[1])

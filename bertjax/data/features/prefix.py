@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefix language models: a text begins with a context that sees all of itself."""
+"""Prefix language models: the context that begins a text attends to all of itself."""
 
 import numpy as np
 
@@ -17,11 +17,12 @@ from bertjax.data.features.clm import ClmFeatures
 
 
 class PrefixFeatures(ClmFeatures):
-    """As a causal LM's, but the first tokens of each sequence are context: they see
-    each other, and are not predicted. (Raffel et al. 2020, section 3.2.1.)
+    """Rows of a causal LM whose sequences begin with a context: its tokens attend to
+    each other and are not predicted. (Raffel et al. 2020, section 3.2.1.)
 
-    How many is drawn for each sequence: a share of its tokens, uniform from `least` to
-    `most`, 1 token at least and all but one at most. Of 6 tokens, 3 of them context:
+    The size of the context is drawn for each sequence: a share of its tokens, uniform
+    from `least` to `most`, at least 1 token and at most all but one. With 6 tokens, 3
+    of them context:
 
         input_ids         2 17 25 31 46  3  0
         attention_steps   0  0  0  4  5  6  0
@@ -48,14 +49,14 @@ class PrefixFeatures(ClmFeatures):
     def make(self, rows: GatheredRows, drawn: list[np.ndarray] | None = None) -> Batch:
         batch = super().make(rows, drawn)
         steps = batch["attention_steps"] = self.steps(rows, batch)
-        # The last token of the context predicts the first one behind it.
+        # The last token of the context predicts the first token after the context.
         before = np.pad(steps[:, 1:], ((0, 0), (0, 1))) == 0
         batch["prefix_weights"][before] = 0
         batch["prefix_ids"][before] = 0
         return batch
 
     def steps(self, rows: GatheredRows, batch: Batch) -> np.ndarray:
-        """Return which step each token is visible from, i32 [b, L]; 0: the context."""
+        """Return the step from which each token is visible, i32 [b, L]; context: 0."""
         sequence = batch.get("segment_ids", batch["attention_mask"])
         width = int(sequence.max(initial=0)) + 1
         number = sequence + np.arange(len(sequence))[:, None] * width

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts beside the regions of an image: one side of a row is masked, never both.
+"""Texts with the regions of an image: one side of a row is masked, never both.
 
-UNITER's conditional masking (Chen et al. 2020, arXiv 1909.11740, section 3.1): the
-masker hides words of rows that are about words, all of whose regions are seen; of rows
-that are about regions some of these are hidden, and all words are seen. Of the others
-nothing is. A hidden region's feature is 0, and its box stays.
+UNITER's conditional masking (Chen et al. 2020, arXiv 1909.11740, section 3.1). In rows
+about words, the masker hides words and all regions are visible; in rows about regions,
+some regions are hidden and all words are visible; in other rows nothing is hidden. A
+hidden region's feature is 0, and its box stays.
 """
 
 import math
@@ -23,16 +23,16 @@ from bertjax.data.features.base import (
 )
 from bertjax.data.features.mlm import MlmFeatures
 
-WORDS, REGIONS = 0, 1  # of region_task (tasks/types/regions.py); others are not masked
-GATHERED = "region_task", "region_classes"  # what is gathered, and is in no batch
+WORDS, REGIONS = 0, 1  # values of region_task that are masked (tasks/types/regions.py)
+GATHERED = "region_task", "region_classes"  # gathered arrays that are in no batch
 
 
 class RegionFeatures(MlmFeatures):
     """Rows with P predictions of words, `mlm_*`, and K of regions: region_positions i32
-    [K], among the regions, region_targets f32 [K, F], region_classes i32 [K] or f32 [K,
-    C] where there are classes, region_weights f32 [K].
+    [K], indices of regions, region_targets f32 [K, F], region_weights f32 [K], and if
+    there are classes region_classes, i32 [K] or f32 [K, C].
 
-    Rows of text alone, as a made-up text has them, are masked as a masked LM's.
+    Rows without images, such as those of a made-up text, are masked as in a masked LM.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -41,11 +41,11 @@ class RegionFeatures(MlmFeatures):
         self.region_rate = task.region_mask_rate
         shares = registry.split_list(task.region_mixture)  # KIND=NUMBER each
         self.kinds = [share.partition("=")[0].strip() for share in shares]
-        if task.hide_regions:  # of which nothing is learnt then
+        if task.hide_regions:  # then no region is predicted
             self.kinds = ["words"]
 
     def _room(self, regions: int) -> int:
-        """Return K, the predictions of R regions."""
+        """Return K, the room for predictions of regions in a row."""
         return max(1, math.ceil(self.region_rate * regions - 1e-9))
 
     def specs(self, gathered: Specs) -> dict[str, Spec]:
@@ -66,9 +66,9 @@ class RegionFeatures(MlmFeatures):
         return super().specs(kept) | own
 
     def make(self, rows: GatheredRows, drawn: list[np.ndarray] | None = None) -> Batch:
-        """Mask one side of each row at most.
+        """Mask at most one side of each row.
 
-        Of a row about regions round(rate * regions) are masked, and one at least:
+        In a row about regions, round(rate * regions) of them are masked, at least one:
 
             region_features  1 2   3 4   5 6    region_positions  1
             region_features' 1 2   0 0   5 6    region_targets    3 4
@@ -88,14 +88,14 @@ class RegionFeatures(MlmFeatures):
         return batch
 
     def _mask_regions(self, batch: Batch, keys: np.ndarray, where: np.ndarray) -> Batch:
-        """Hide regions of the rows `where`, bool [b]."""
+        """Hide regions of the rows in `where`, bool [b]."""
         features, real = batch["region_features"], batch["region_mask"] > 0
         count, room = real.sum(axis=1), self._room(real.shape[1])
         budget = np.clip(np.rint(self.region_rate * count), 1, room)
         budget = np.minimum(budget, count) * where
         key = counter_rng.fold(keys, "regions")[:, None]
         noise = counter_rng.uniform(key, np.arange(real.shape[1]))
-        noise = np.where(real, noise, 2.0)  # what is not there comes last
+        noise = np.where(real, noise, 2.0)  # sort missing regions to the end
         used = np.arange(room) < budget[:, None]
         order = np.argsort(noise, axis=1, kind="stable")[:, :room]
         order = np.sort(np.where(used, order, real.shape[1]), axis=1)

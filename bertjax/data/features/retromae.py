@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """RetroMAE: masked rows for an encoder, and their originals for a weak decoder.
 
-Xiao et al. 2022 (arXiv 2205.12035), section 3. Which tokens the decoder sees is drawn
-on the device, where it takes no room; the address of the draws is made here.
+Xiao et al. 2022 (arXiv 2205.12035), section 3. The device draws which tokens the
+decoder sees, because that needs no arrays in the batch; the keys of these draws are
+created here.
 """
 
 import numpy as np
@@ -15,10 +16,11 @@ from bertjax.data.token_flags import BEGINS_WORD
 
 
 class RetromaeFeatures(MlmFeatures):
-    """Masked rows as `mlm` has them, and of all their tokens the originals.
+    """Masked rows as in `mlm`, and the original ids of all their tokens.
 
-    retromae_words number the words of a row from 1, special tokens and padding being 0;
-    retromae_keys are words of bits. "un", "##do" and "it", of which "it" is masked:
+    retromae_words numbers the words of a row from 1; special tokens and padding have 0.
+    retromae_keys holds the random bits of a key. Words "un ##do" and "it", with "it"
+    masked:
 
         input_ids           2  17  25   4   3   0
         mlm_ids            31
@@ -53,7 +55,7 @@ class RetromaeFeatures(MlmFeatures):
         }
 
     def number_words(self, ids: np.ndarray, real: np.ndarray, had: Batch) -> np.ndarray:
-        """Number the words of each row from 1: i32 [b, L], 0 for what is in none."""
+        """Number the words of each row from 1: i32 [b, L], 0 outside words."""
         is_text = (real > 0) & ~self.special[ids]
         marks = had.get("marks")
         if marks is None:
@@ -69,7 +71,7 @@ class RetromaeFeatures(MlmFeatures):
 
 
 def put_back(batch: Batch) -> np.ndarray:
-    """Return input_ids [b, L] with the originals of what is masked in their places."""
+    """Return input_ids [b, L] with the original ids in place of the masked ones."""
     ids = batch["input_ids"].copy()
     row, slot = np.nonzero(batch["mlm_weights"])
     ids[row, batch["mlm_positions"][row, slot]] = batch["mlm_ids"][row, slot]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Span corruption: an encoder reads a text with gaps, a decoder writes what they hold.
+"""Span corruption: an encoder reads a text with gaps, a decoder predicts the gaps.
 
-Raffel et al. 2020 (T5), section 3.1.4; the law of spans is random_spans_noise_mask of
+Raffel et al. 2020 (T5), section 3.1.4; spans follow random_spans_noise_mask of
 google-research/text-to-text-transfer-transformer, t5/data/preprocessors.py.
 """
 
@@ -26,19 +26,20 @@ from bertjax.data.ragged import ramps
 
 
 class SpansFeatures(EncoderDecoderFeatures):
-    """A text without some spans, a sentinel in the place of each, is what an encoder
-    reads; the spans, each behind its sentinel, are what a decoder predicts.
+    """The encoder reads a text in which sentinels replace some spans; the decoder
+    predicts the spans, each after its sentinel.
 
     Of n tokens round(density n) are noise, at least 1 and at most n - 1, in
-    round(noise / mean) spans, at least 1; a text of one token has none. Noise and the
-    rest are each parted into so many pieces, all ways alike, which take turns, the rest
-    first. Sentinels are <extra_id_0>, <extra_id_1>, ... (Tokenizer.sentinel_ids).
+    round(noise / mean) spans, at least 1; a text of one token has none. Noise tokens
+    and kept tokens are each split into that many pieces, every split equally likely;
+    the pieces alternate, a kept piece first. Sentinels are <extra_id_0>,
+    <extra_id_1>, ... (Tokenizer.sentinel_ids).
 
-    T5's rows have no [CLS], and end with [SEP] on both sides; separators between the
-    documents of a row are left out, as there. The decoder starts with [PAD]. An unknown
-    piece is hidden like any other, and never predicted. Of 512 slots a text has 568
-    tokens at most, and its spans take 114: both sizes are functions of the number of
-    tokens, so that packed rows are full exactly. With 2 of 8 tokens as noise, in 2
+    As in T5, rows have no [CLS], end with [SEP] on both sides, and have no separators
+    between the documents of a row; the decoder starts with [PAD]. An unknown piece is
+    hidden like any other, and never predicted. With 512 slots a text has at most 568
+    tokens, and its spans occupy 114 slots: both sizes are functions of the number of
+    tokens, so that packed rows are filled exactly. With 2 of 8 tokens as noise, in 2
     spans (99 is <extra_id_0>, 98 <extra_id_1>):
 
         gathered            2 17 25 31 46 50 61 72 80  3
@@ -46,8 +47,9 @@ class SpansFeatures(EncoderDecoderFeatures):
         decoder_input_ids   0 99 31 98 80
         lm_ids             99 31 98 80  3
 
-    density, mean: of several, "0.15/0.5" and "3/8", each text draws which it has, as in
-    UL2 (Tay et al. 2022, section 3.1); one span, whatever the mean, is the text's end.
+    density, mean: if they have several values, "0.15/0.5" and "3/8", each text draws
+    one pair of them, as in UL2 (Tay et al. 2022, section 3.1). A single span is always
+    at the end of its text.
     """
 
     def __init__(
@@ -86,11 +88,14 @@ class SpansFeatures(EncoderDecoderFeatures):
         )
 
     def _counts(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return noise and spans of so many tokens by each law, i64 [laws, n]."""
+        """Return noise and spans for each number of tokens, i64 [laws, n].
+
+        A law is a pair of density and mean.
+        """
         return span_counts(tokens, self.density[:, None], self.mean[:, None])
 
     def _sizes(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the most slots of input and target that so many tokens take, [n]."""
+        """Return the most slots of input and target that these tokens occupy, [n]."""
         noise, spans = self._counts(tokens)
         read, written = tokens - noise + spans + 1, noise + spans + 1
         return read.max(axis=0), written.max(axis=0)
@@ -103,8 +108,9 @@ class SpansFeatures(EncoderDecoderFeatures):
         spans, kept, hidden = self._draw(s, tokens)
         if drawn is not None:
             drawn.append(hidden)
-        # A piece of a text is what ends with a sentinel, or with the end, on one side:
-        # of the target the span before it, of the input what is kept behind that.
+        # A piece ends with a sentinel, or with the end token, on both sides. Piece k
+        # of the target holds span k - 1; piece k of the input holds the tokens that
+        # are kept after that span.
         of, number = np.repeat(np.arange(len(spans)), spans + 1), ramps(spans + 1)
         is_last = number == spans[of]
         ends = self.sentinels.take(number, mode="clip")
@@ -127,7 +133,7 @@ class SpansFeatures(EncoderDecoderFeatures):
         return inputs, lay_out(begin, written, self.target)
 
     def _text(self, arrays: Batch, s: Sequences) -> tuple[np.ndarray, np.ndarray]:
-        """Say which tokens are text, bool [b, raw], and how many each sequence has."""
+        """Return the tokens that are text, bool [b, raw], and their number per text."""
         is_text = ~is_frame(arrays, self.end_id)
         is_text &= arrays["attention_mask"] > 0
         return is_text, count_chosen(arrays, s, is_text)
@@ -135,8 +141,8 @@ class SpansFeatures(EncoderDecoderFeatures):
     def _draw(
         self, s: Sequences, tokens: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the spans of each text, i64 [s], and the tokens that are kept before
-        and hidden in each, i64 [all spans]."""
+        """Return the number of spans of each text, i64 [s], and for each span the
+        tokens kept before it and the tokens hidden in it, i64 [all spans]."""
         law = np.zeros(len(tokens), int)
         if len(self.density) > 1:
             law = counter_rng.below(
@@ -170,7 +176,7 @@ class SpansFeatures(EncoderDecoderFeatures):
         chosen[is_text] = is_hidden
         ids = np.where(chosen, self.tokenizer.mask_id, before["input_ids"])
         counts = base.count_masks(self.tokenizer, before, ids, chosen)
-        # An unknown word is a text's own, and in spans as others are.
+        # Unknown pieces are text and may be in spans; do not count them as special.
         unknown = before["input_ids"][chosen] == self.tokenizer.unk_id
         counts["special_selected"] -= int(unknown.sum())
         return {
@@ -186,9 +192,9 @@ class SpansFeatures(EncoderDecoderFeatures):
 def span_counts(
     tokens: np.ndarray, density: np.ndarray, mean: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return how many of so many tokens are noise, and in how many spans, i64.
+    """Return the number of noise tokens and the number of spans for `tokens`, i64.
 
-    Rounded half to even, in float32, as T5's code does.
+    Both are rounded half to even, in float32, as in T5's code.
 
     >>> noise, spans = span_counts(np.array([1, 8, 568]), np.float32(0.15), 3)
     >>> noise.tolist(), spans.tolist()
@@ -203,12 +209,12 @@ def span_counts(
 
 
 def random_parts(keys: np.ndarray, items: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """Part `items` under each key into `parts` parts of one at least, all ways alike.
+    """Split `items` under each key into `parts` parts; every split is equally likely.
 
-    keys u64 [s]; items, parts i64 [s], parts <= items, and both may be 0. Returns the
-    sizes, i64 [sum of parts], key after key.
+    keys u64 [s]; items, parts i64 [s], parts <= items; both may be 0. Each part has at
+    least one item. Returns the sizes, i64 [sum of parts], key after key.
 
-    Of 5 items in 3 parts, cut after the first and the fourth: [1, 3, 1].
+    Worked example: 5 items in 3 parts, cut after the first and the fourth: [1, 3, 1].
     """
     ends = np.empty(int(parts.sum()), np.int64)
     last = (np.cumsum(parts) - 1)[parts > 0]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choose the tokens to predict: single tokens and whole units, exactly to a budget.
 
-Drawing without replacement: each token gets 64 bits of noise whose low bits are
-replaced by its position, and the smallest of a row win. n-grams are in ngrams.py.
+Tokens are drawn without replacement: each token gets 64 random bits whose low bits are
+replaced by its position, and the smallest values of a row win. ngrams.py chooses
+n-grams.
 """
 
 from typing import NamedTuple
@@ -20,26 +21,26 @@ NEVER = ~np.uint64(0)
 
 
 class Rows(NamedTuple):
-    """Rows of a batch that are to be masked."""
+    """Rows of a batch to mask."""
 
     ids: np.ndarray  # i32 [b, L]
     real: np.ndarray  # i32 [b, L], 1 for a token, 0 for padding
-    keys: np.ndarray  # u64 [b], which address the draws (counter_rng.py)
-    marks: np.ndarray | None = None  # u8 [b, L] of a store that has them
+    keys: np.ndarray  # u64 [b], the keys of the random draws (counter_rng.py)
+    marks: np.ndarray | None = None  # u8 [b, L] flags, if the store has any
 
 
 class Chosen(NamedTuple):
-    """What is predicted, i64 [b, W] columns of the row, ascending; L where unused."""
+    """The tokens to predict: i64 [b, W] columns of the row, ascending; L if unused."""
 
     column: np.ndarray
-    word: np.ndarray  # where the unit of each begins
-    span: np.ndarray  # where the units that were chosen together begin
+    word: np.ndarray  # first column of the unit that each token belongs to
+    span: np.ndarray  # first column of the units that were chosen together with it
     weight: np.ndarray | None = None  # f32 [b, W]; None: 1 each
-    lengths: np.ndarray | None = None  # i64 [n] of spans, in units; None: 1 each
+    lengths: np.ndarray | None = None  # i64 [n], span lengths in units; None: 1 each
 
 
 def is_text(rows: Rows, tables: Tables) -> np.ndarray:
-    """Say which tokens are text: bool [b, L], no padding and nothing special.
+    """Return which tokens are text, not padding or special tokens: bool [b, L].
 
     ids   [CLS]  the  cat [SEP] [PAD]
     text      0    1    1     0     0
@@ -59,7 +60,7 @@ def choose_where(where: np.ndarray, most: int) -> Chosen:
 
 
 class Units(NamedTuple):
-    """The units of a block that may be chosen, in order; positions count from the
+    """The units of a block that may be chosen, in order; positions are counted from the
     block's first token."""
 
     first: np.ndarray  # i64 [U]
@@ -72,9 +73,9 @@ def eligible(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return which tokens may be predicted, and which of them begin a unit.
 
-    Both are bool [b, L]; they are the same array where tokens are the units. A unit
-    begins where the table (or the marks) says so, and behind a token that may not be
-    predicted, so that no unit reaches over a special token.
+    Both are bool [b, L]; they are the same array when the unit is the token. A unit
+    begins where the table (or the marks) says so, and after a token that may not be
+    predicted, so that no unit extends over a special token.
     """
     flags = tables.flags
     if masking.eligible == "unknown":
@@ -87,7 +88,7 @@ def eligible(
     free &= rows.real != 0
     if masking.unit == "token":
         return free, free
-    flags = flags if rows.marks is None else rows.marks  # tables mark no entities
+    flags = flags if rows.marks is None else rows.marks  # only marks flag entities
     begin = BEGINS_WORD
     if masking.unit == "entity":
         begin = BEGINS_ENTITY
@@ -100,8 +101,8 @@ def eligible(
 
 
 def budgets(rows: Rows, masking: Masking, most: int) -> np.ndarray:
-    """Return how many tokens each row predicts at most, i64 [b]."""
-    # counts the real tokens; summing booleans takes three times as long
+    """Return the largest number of tokens that each row predicts, i64 [b]."""
+    # Counts the real tokens; summing booleans takes three times as long.
     real = np.bitwise_count(np.packbits(rows.real != 0, axis=1)).sum(axis=1)
     share = masking.rate * real
     if masking.count == "stochastic":
@@ -122,12 +123,13 @@ def low_bits(length: int) -> np.uint64:
 def draw_noise(
     keys: np.ndarray, length: int, patience: np.ndarray | None = None
 ) -> np.ndarray:
-    """Draw the order in which a row's tokens are chosen, the smallest first: u64
-    [b, L] below 2^63, the position in the low bits.
+    """Draw the order in which the tokens of a row are chosen, smallest first: u64
+    [b, L] below 2^63, with the position in the low bits.
 
-    With `patience` f64 [b, L], 1 / weight of each token, -log(U) * patience is the time
-    until it is drawn, and the order of these times is that of weighted draws without
-    replacement (Efraimidis and Spirakis 2006). Positive floats sort as their bits do.
+    `patience` f64 [b, L] is 1 / weight of each token. Given it, -log(U) * patience is
+    the time at which a token is drawn; ordering tokens by these times is weighted
+    sampling without replacement (Efraimidis and Spirakis 2006). Positive floats sort as
+    their bits do.
     """
     column = np.arange(length, dtype=np.uint64)
     noise = counter_rng.bits(counter_rng.fold(keys, "choose")[:, None], column)
@@ -158,17 +160,18 @@ def choose_tokens(noise: np.ndarray, free: np.ndarray, budget: np.ndarray) -> Ch
 def choose_subsets(
     keys: np.ndarray, total: np.ndarray, number: np.ndarray
 ) -> np.ndarray:
-    """Choose `number` of `total` things under each key, any so many of them alike.
+    """Choose `number` of `total` items under each key; every subset is equally likely.
 
-    keys u64 [g]; total, number i64 [g], number <= total. Returns the numbers of the
-    chosen things, from 0, i64 [sum of number]: of each key ascending, key after key.
+    keys u64 [g]; total, number i64 [g], number <= total. Returns the chosen items,
+    numbered from 0, i64 [sum of number]: ascending within a key, key after key.
 
-    Worked example: keys [a, b], total [3, 5], number [2, 1] may give 0 2 of a and 4 of
-    b: [0, 2, 4].
+    Worked example: keys [a, b], total [3, 5], number [2, 1] may return items 0 and 2 of
+    a and item 4 of b: [0, 2, 4].
     """
     out = np.empty(int(number.sum()), np.int64)
     first = np.cumsum(number) - number
-    # Those of like size are drawn together; which they are depends on their own size.
+    # Totals of the same bit width are drawn together; the items that a key chooses
+    # depend on its own total alone.
     width = np.ceil(np.log2(np.maximum(total, 1))).astype(np.int64)
     for bits in np.unique(width[number > 0]).tolist():
         own = np.flatnonzero((width == bits) & (number > 0))
@@ -184,7 +187,7 @@ def choose_subsets(
 
 
 def choose_repeatedly(keys: np.ndarray, free: np.ndarray, budget: np.ndarray) -> Chosen:
-    """Draw `budget` free tokens with replacement; weigh by how often one was drawn."""
+    """Draw `budget` free tokens with replacement; weights count how often each came."""
     b, length = free.shape
     where = np.flatnonzero(free)
     bounds = np.searchsorted(where, np.arange(b + 1) * length)
@@ -204,11 +207,11 @@ def choose_repeatedly(keys: np.ndarray, free: np.ndarray, budget: np.ndarray) ->
 
 
 def find_units(free: np.ndarray, begins: np.ndarray) -> Units:
-    """List the units of a block."""
+    """Return the units of a block."""
     b, length = free.shape
     first = np.flatnonzero(begins)
     last = free.reshape(-1).copy()
-    last[:-1] &= ~(free & ~begins).reshape(-1)[1:]  # no token of the same unit follows
+    last[:-1] &= ~(free & ~begins).reshape(-1)[1:]  # the same unit does not continue
     bounds = np.searchsorted(first, np.arange(b + 1) * length)
     return Units(first, np.flatnonzero(last) - first + 1, bounds)
 
@@ -216,10 +219,10 @@ def find_units(free: np.ndarray, begins: np.ndarray) -> Units:
 def choose_units(
     noise: np.ndarray, units: Units, candidate: np.ndarray, budget: np.ndarray
 ) -> np.ndarray:
-    """Return the units that are taken, ascending.
+    """Return the chosen units, ascending.
 
-    `candidate` bool [b, L] is true where units begin that may be taken. Going through
-    those of a row in the order of their noise, one is taken if it fits in what is left
+    `candidate` bool [b, L] is true where a unit begins that may be chosen. The units of
+    a row are visited in the order of their noise; each is chosen if it fits in the rest
     of the budget.
     """
     b, length = noise.shape
@@ -239,7 +242,7 @@ def choose_units(
         at += todo[:, None] * length
         size = size_at.take(at) * is_unit
         taken = take_in_order(size, budget[todo])
-        # nearly all rows are full by now; the others look at all of their units
+        # Nearly all rows are full by now; the others look at all of their units.
         short = (size * taken).sum(axis=1) < budget[todo]
         short &= is_unit[:, -1] & (width < length)
         chosen.append(at[taken & ~short[:, None]])
@@ -248,10 +251,11 @@ def choose_units(
 
 
 def take_in_order(size: np.ndarray, budget: np.ndarray) -> np.ndarray:
-    """Say which sizes [b, W] a row takes from its budget, in order; 0 is no unit.
+    """Return which sizes [b, W] a row takes from its budget, in order; 0 is no unit.
 
-    In rounds: take units up to the first that does not fit; strike out every unit
-    that no longer fits, since what is left only shrinks; repeat. A few rounds do.
+    Works in rounds: take units up to the first that does not fit; drop every unit that
+    no longer fits, since the rest of the budget only shrinks; repeat. A few rounds are
+    enough.
     """
     size = size * (size <= budget[:, None])
     taken = np.zeros(size.shape, bool)
@@ -271,9 +275,9 @@ def take_in_order(size: np.ndarray, budget: np.ndarray) -> np.ndarray:
 def all_tokens(
     units: Units, unit: np.ndarray, span: np.ndarray | None, shape: tuple[int, int]
 ) -> Chosen:
-    """Return the tokens of these units (ascending) of a block [b, L]; `span` says where
-    the span of each begins, counted from the block's first token (None: the unit is
-    one)."""
+    """Return the tokens of these units (ascending) of a block [b, L]. `span` says where
+    the span of each unit begins, counted from the block's first token; None means that
+    each unit is its own span."""
     first, size = units.first.take(unit), units.size.take(unit)
     token = np.repeat(first, size)
     values = [token + ramps(size), token]
@@ -284,10 +288,11 @@ def all_tokens(
 
 
 def in_rows(values: list[np.ndarray], shape: tuple[int, int]) -> list[np.ndarray]:
-    """Lay positions out in rows: columns i64 [b, W] of a block [b, L].
+    """Convert positions in a block [b, L] to columns of its rows: i64 [b, W].
 
-    values: i64 [n] each, counted from the block's first token; the first ascends, and
-    says which row all of them stand in. W is the most of any row; L fills the rest.
+    values: i64 [n] each, counted from the block's first token; the first array ascends
+    and decides the row for all of them. W is the largest number in any row; L fills the
+    unused slots.
     """
     b, length = shape
     base = np.arange(b + 1) * length

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choose words of a concept, and as many others beside them.
+"""Choose words of a concept and an equal number of other words.
 
 Feder et al. 2021 (CausaLM, arXiv 2005.13407; amirfeder/CausaLM,
 pregenerate_training_data.py) mask adjectives and as many other tokens, at most 15% of a
-text, so that a head which tells the two apart cannot gain from their shares. There the
-two take turns until the budget is used up, so that a text may have one more of the one
-kind; here they are chosen in pairs.
+text, so that a head that distinguishes the two kinds gains nothing from their shares.
+Their code alternates between the kinds until the budget is used up, so that a text may
+have one more of one kind; here words are chosen in pairs.
 """
 
 import numpy as np
@@ -21,13 +21,13 @@ def choose_concepts(
     marks: np.ndarray,
     budget: np.ndarray,
 ) -> np.ndarray:
-    """Return the units (choose.find_units) that are taken, ascending: in each row as
-    many of the concept as others.
+    """Return the chosen units (choose.find_units), ascending: each row has as many
+    concept units as others.
 
     noise: u64 [b, L] of choose.draw_noise; begins: bool [b, L], where units begin;
-    marks: u8 [b, L], of which CONCEPT counts; budget: i64 [b], in tokens. In the order
-    of their noise the first of the concept and the first other make a pair, and so on;
-    a pair is taken if both fit in what is left of the budget.
+    marks: u8 [b, L], only the bit CONCEPT is read; budget: i64 [b], in tokens. In the
+    order of their noise, the first concept unit and the first other unit form a pair,
+    and so on; a pair is chosen if both fit in the rest of the budget.
 
     Worked example: words of one token, budget 4, concept words b and e, in the order of
     their noise e c a b d:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of which half have the words of pairs changed: data.swap.
+"""Swap the words of word pairs in half of the rows: data.swap.
 
 Counterfactual data substitution (Hall Maudslay et al. 2019, arXiv 1909.00871, section
-3.1): each text comes with its own words or with their counterparts, half of the times
-each, so that the text does not grow. Rows are masked and predicted afterwards.
+3.1): each text appears with its own words or with their counterparts, with probability
+1/2 each, so that the amount of text does not grow. Rows are masked after the swap.
 """
 
 from collections.abc import Mapping
@@ -31,10 +31,10 @@ _WORDS = Masking(unit="word")
 
 
 def make_pair_table(forms: Mapping[str, str], tokenizer: Any) -> Similar:
-    """Make the table of written words and those in their place, by their ids.
+    """Create the table that maps the ids of written words to those of their partners.
 
-    Pairs whose words have other numbers of pieces, or unknown ones, are left out and
-    counted in `skipped`.
+    Pairs whose words differ in their number of pieces, or have unknown pieces, are left
+    out and counted in `skipped`.
     """
     ids = dict(zip(forms, ids_within_sentences([*forms], tokenizer), strict=True))
     special = set(map(int, tokenizer.special_ids))
@@ -54,10 +54,10 @@ def make_pair_table(forms: Mapping[str, str], tokenizer: Any) -> Similar:
 def swap_words(rows: Rows, tables: Tables, which: np.ndarray) -> np.ndarray:
     """Return ids i32 [b, L] in which the words of tables.pairs are swapped.
 
-    which: bool [b], the rows in which they are. Whole words of the row alone; nothing
-    special changes, and rows keep their length. Done twice, nothing is changed.
+    which: bool [b], the rows to change. Only whole words within a row are swapped;
+    special tokens stay, and rows keep their length. A second swap restores the ids.
 
-    Worked example, he 7 and she 9, which [1, 0]:
+    Worked example: he is 7, she is 9, which is [1, 0]:
 
         ids    2 7 11 9 3    2 7 11 3
         out    2 9 11 7 3    2 7 11 3
@@ -75,5 +75,5 @@ def swap_words(rows: Rows, tables: Tables, which: np.ndarray) -> np.ndarray:
 
 
 def draw_rows(keys: np.ndarray) -> np.ndarray:
-    """Draw the rows whose words are swapped, bool [b], by their keys u64 [b]."""
+    """Draw the rows whose words are swapped, bool [b], from their keys u64 [b]."""
     return counter_rng.uniform(counter_rng.fold(keys, "swap"), 0) < RATE

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find words' similar words: by word vectors of the training text, or in a thesaurus.
+"""Find similar words: by word vectors of the training text, or in a thesaurus.
 
-Cui et al. 2020 (MacBERT) take the word that the Synonyms toolkit finds by word2vec
+Cui et al. 2020 (MacBERT) use the words that the Synonyms toolkit finds by word2vec
 (Mikolov et al. 2013, arXiv 1301.3781); their table and code are unpublished. Here the
-words are those that masking chooses, read out of the token stores, so that a table
-holds what can be looked up, and of each word only similar ones of as many pieces.
+words are the units that masking chooses, read from the token stores, so that masking
+can look up every word of a table. Only similar words with the same number of pieces are
+stored.
 """
 
 import re
@@ -24,23 +25,24 @@ from bertjax.data.masking.similar_words import (
 from bertjax.data.token_flags import BEGINS_WORD
 from bertjax.data.tokenizers.vocab_files import read_lines
 
-NEAREST = 5  # similar words of a word
-LEAST = 0.4  # cosine of a similar word
-MOST = 50_000  # words that vectors are learnt of, the commonest
+NEAREST = 5  # similar words per word
+LEAST = 0.4  # smallest cosine of a similar word
+MOST = 50_000  # the most frequent words; only these get vectors
 RARE = 10  # a word that occurs less often has no vector
 SETTINGS = dict(vector_size=100, window=5, negative=5, sg=1, epochs=5, seed=1)
-# Cilin: a class such as Aa01A01 and what its words are: = synonyms, # related, @ alone.
+# A class of Tongyici Cilin, such as Aa01A01, and the relation of its words: = synonyms,
+# # related words, @ a word without synonyms.
 _CILIN = re.compile(r"[A-Z][a-z]\d\d[A-Z]\d\d([=#@])")
 
-Words = dict[str, list[str]]  # a word and its similar words, the most similar first
+Words = dict[str, list[str]]  # word -> its similar words, the most similar first
 
 
 class Numbered(NamedTuple):
-    """The words of a text, numbered by how often they occur, the commonest first.
+    """The words of a text, numbered by their frequency, the most frequent first.
 
-    ids: the pieces of each. count: i64 [n], how often it occurs. text: i32 [m], the
-    numbers of all words in order, -1 for what is none. ends: i64 [s], where the
-    sentences end in it.
+    ids: the pieces of each word. count: i64 [n], how often each word occurs. text: i32
+    [m], the numbers of all words in order, -1 for anything that is no word. ends: i64
+    [s], where the sentences end in `text`.
     """
 
     ids: list[tuple[int, ...]]
@@ -50,9 +52,9 @@ class Numbered(NamedTuple):
 
 
 def number_words(stores: Iterable[Any], tokenizer: Any) -> Numbered:
-    """Number the words of token stores (tokens, sentences, and marks or None).
+    """Number the words of token stores (which have tokens, sentences, marks or None).
 
-    A word begins where the store's marks, or the vocabulary, say so. What holds a
+    A word begins where the store's marks, or else the vocabulary, say so. A unit with a
     special piece, such as the unknown one, is no word.
 
     Worked example, where 8 continues a word and 1 is unknown: sentences 5 8 6 and
@@ -93,12 +95,12 @@ def number_words(stores: Iterable[Any], tokenizer: Any) -> Numbered:
 
 
 def write_words(numbered: Numbered, tokenizer: Any) -> list[str]:
-    """Return the commonest words as they are written, "" for what is none.
+    """Return the most frequent words as text, "" for units that are not usable words.
 
-    A word has a letter, and the same pieces when it is read again.
+    A usable word has a letter, and encoding its text returns the same pieces.
     """
     ids = numbered.ids[:MOST]
-    # Some tokenizers put a space between the characters of a Chinese word.
+    # Some tokenizers decode a Chinese word with spaces between its characters.
     texts = ["".join(tokenizer.decode(word).split()) for word in ids]
     again = ids_within_sentences(texts, tokenizer)
     return [
@@ -108,7 +110,7 @@ def write_words(numbered: Numbered, tokenizer: Any) -> list[str]:
 
 
 class _Sentences:
-    """The sentences of a text for gensim, which goes through them again and again."""
+    """The sentences of a text for gensim, which iterates over them several times."""
 
     def __init__(self, numbered: Numbered, names: Sequence[str], progress: Any) -> None:
         self.numbered, self.names, self.progress = numbered, names, progress
@@ -129,16 +131,16 @@ def import_word2vec() -> Any:
 
 
 def learn_vectors(numbered: Numbered, n: int, progress: Any = None) -> np.ndarray:
-    """Learn word2vec's vectors (skip-gram) of the n commonest words, f32 [n, D].
+    """Train word2vec vectors (skip-gram) for the n most frequent words, f32 [n, D].
 
-    By gensim, in one thread: the same text gives the same vectors. progress: of all
-    words, as many times as they are gone through. Raises UserError where gensim is
-    missing, or no word occurs RARE times.
+    gensim trains in one thread, so that the same text gives the same vectors. progress:
+    counts the words of all epochs. Raises UserError if gensim is missing, or if no word
+    occurs RARE times.
     """
     word2vec = import_word2vec()
     names = [str(i) for i in range(n)]
     sentences = _Sentences(numbered, names, progress)
-    if progress is not None:  # one more time, to count the words
+    if progress is not None:  # gensim reads the text once more, to count the words
         progress.total = len(numbered.text) * (SETTINGS["epochs"] + 1)
     if not (numbered.count[:n] >= RARE).any():
         raise UserError(f"--similar: no word of data.train occurs {RARE} times")
@@ -152,11 +154,11 @@ def learn_vectors(numbered: Numbered, n: int, progress: Any = None) -> np.ndarra
 def nearest_words(
     vectors: np.ndarray, sizes: np.ndarray, usable: np.ndarray
 ) -> list[list[int]]:
-    """Return of each vector f32 [n, D] the words whose vectors have the largest
-    cosine, at most NEAREST and at least LEAST, the nearest first.
+    """Return, for each vector f32 [n, D], the words with the largest cosines, at most
+    NEAREST words with a cosine of at least LEAST, the nearest first.
 
-    sizes: i64 [n]; only words of the same size are similar. usable: bool [n]; what is
-    not, or has the vector 0, is similar to nothing.
+    sizes: i64 [n]; only words of the same size are compared. usable: bool [n]; words
+    that are not usable, or whose vector is 0, have no similar words and are none.
     """
     norm = np.linalg.norm(vectors, axis=1)
     usable = usable & (norm > 0)
@@ -178,9 +180,9 @@ def nearest_words(
 def similar_by_text(
     stores: Sequence[Any], tokenizer: Any, progress: Any = None
 ) -> Words:
-    """Find similar words by the vectors of the words of token stores.
+    """Find similar words by word vectors trained on the text of token stores.
 
-    progress: as `learn_vectors` has it. Raises UserError.
+    progress: as in `learn_vectors`. Raises UserError.
     """
     numbered = number_words(stores, tokenizer)
     texts = write_words(numbered, tokenizer)
@@ -195,11 +197,12 @@ def similar_by_text(
 
 
 def read_synonyms(path: str, where: str) -> Words:
-    """Read a thesaurus: UTF-8 text, also .gz, the synonyms of a group on each line.
+    """Read a thesaurus: UTF-8 text, also .gz, one group of synonyms per line.
 
-    White space parts them. Of Tongyici Cilin's lines, which begin with a class, those
-    with `=` count: its # are related and its @ alone. Of each word the others of its
-    line are similar, of all of its lines. Raises UserError, which begins with `where`.
+    White space separates the words. Lines of Tongyici Cilin begin with a class; only
+    those with `=` are used, not related words (#) nor words alone (@). The similar
+    words of a word are the other words on all of its lines. Raises UserError, which
+    begins with `where`.
     """
     lines = read_lines(Path(path), where)
     listed: dict[str, dict[str, None]] = {}
@@ -217,8 +220,8 @@ def read_synonyms(path: str, where: str) -> Words:
 
 
 def fitting_words(words: Mapping[str, Sequence[str]], tokenizer: Any) -> Words:
-    """Leave out similar words that could not stand in for a word: those of another
-    number of pieces, with unknown ones, or that the tokenizer takes for the same."""
+    """Drop similar words that cannot replace a word: those with a different number of
+    pieces, with unknown pieces, or with the same pieces as the word."""
     texts = list(dict.fromkeys(w for word in words for w in (word, *words[word])))
     ids = dict(zip(texts, ids_within_sentences(texts, tokenizer), strict=True))
     special = set(map(int, tokenizer.special_ids))
@@ -232,9 +235,9 @@ def fitting_words(words: Mapping[str, Sequence[str]], tokenizer: Any) -> Words:
 
 
 def format_words(words: Mapping[str, Sequence[str]], origin: str) -> str:
-    """Return the text of a table, as `similar_words.read_similar` has it.
+    """Return the text of a table in the format that `similar_words.read_similar` reads.
 
-    origin: where it comes from, for people; it stands behind the format.
+    origin: where the table comes from, for people; written in the header line.
     """
     lines = (" ".join([word, *own]) for word, own in words.items())
     return "\n".join([f"{HEADER}, {origin}", *lines]) + "\n"

@@ -9,13 +9,13 @@ from bertjax.data.masking.presets import predictions_per_sequence
 
 
 class MaskRate(NamedTuple):
-    """A rate that goes linearly from `first` to `last` while a phase goes on."""
+    """A rate that changes linearly from `first` to `last` over a phase."""
 
     first: float
     last: float
 
     def at(self, progress: float) -> float:
-        """Return the rate when a share `progress` of the phase lies behind.
+        """Return the rate after the share `progress` of the phase.
 
         >>> MaskRate(0.30, 0.15).at(0.5)
         0.225
@@ -24,9 +24,9 @@ class MaskRate(NamedTuple):
 
 
 def read(text: Any, key: str = "data.mask_rate") -> MaskRate | None:
-    """Read "0.15", 0.15 or "0.3:0.15"; None where there is none.
+    """Read "0.15", 0.15 or "0.3:0.15"; None or "" means no rate: return None.
 
-    Raises UserError for what is no rate in (0, 1].
+    Raises UserError unless the rates are in (0, 1].
 
     >>> read("0.3:0.15"), read(0.4), read(None)
     (MaskRate(first=0.3, last=0.15), MaskRate(first=0.4, last=0.4), None)
@@ -47,15 +47,16 @@ def read(text: Any, key: str = "data.mask_rate") -> MaskRate | None:
 
 
 def last(text: Any) -> float | None:
-    """Return the rate that a ramp ends with, of others the rate; None without one."""
+    """Return the last rate of a ramp, or a constant rate; None if there is no rate."""
     rate = read(text)
     return rate and rate.last
 
 
 def predictions(data: Any, length: int, rates: tuple[Any, ...]) -> int:
-    """Return P, the prediction slots of a row of L tokens, for the highest of `rates`.
+    """Return P, the prediction slots of a row of `length` tokens, for the highest rate.
 
-    data: config.data; rates: of phases, as the config has them, None: the masking's.
+    data: config.data; rates: those of the phases, as written in the config; None means
+    the masking's own rate.
     """
     if data.max_predictions is not None:
         return min(data.max_predictions, length)

@@ -2,12 +2,13 @@
 """Weights of pieces by how hard they are to guess: adaptive masking.
 
 Edman and Fraser 2025 (arXiv 2510.20475, section 2 and the authors' train_mask.py)
-choose a piece the more often, the more often it is guessed wrong: its weight is
-1 - accuracy, of the model in training, renewed every 200 updates. Batches of this
-project depend on (config, seed, step) alone and never on the model, so here the weights
-are a file, written by bertjax.evaluate --mask_weights from a model that has been
-trained, which stays as it is during a run. And a row predicts as many tokens as without
-weights, drawn without replacement, where theirs draw each token alone.
+choose a piece more often, the more often it is guessed wrong: its weight is
+1 - accuracy of the model in training, renewed every 200 updates. Batches of this
+project depend on (config, seed, step) alone and never on the model. Therefore the
+weights here are a file, which bertjax.evaluate --mask_weights writes from a trained
+model and which does not change during a run. There is a second difference: they draw
+each token independently; here a row predicts as many tokens as without weights, drawn
+without replacement.
 """
 
 import json
@@ -21,17 +22,17 @@ from bertjax import UserError
 from bertjax.data.tokenizers.vocab_files import read_text
 
 FORMAT = 1
-LEAST = 1 / 30  # weight of what is never guessed wrong; 0.005 / 0.15 in train_mask.py
+LEAST = 1 / 30  # weight of a piece that is always right; 0.005 / 0.15 in train_mask.py
 
 
 def weigh(guesses: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Return the weight of each piece, f64 [V] from LEAST to 1: the share of guesses
-    that were wrong.
+    """Return the weight of each piece, f64 [V] from LEAST to 1: the share of its
+    guesses that were wrong.
 
-    guesses, right: f64 [V], how often each piece was to be guessed, and was. To these
-    one guess is added whose accuracy is that of all, so that of few guesses no piece is
-    taken for hard or easy (there an accuracy of 1/2). Raises UserError where nothing
-    was guessed.
+    guesses, right: f64 [V], how often each piece was predicted, and how often rightly.
+    One guess with the mean accuracy of all pieces is added to each piece, so that a
+    piece with few guesses is not taken for hard or easy (train_mask.py adds one with
+    accuracy 1/2). Raises UserError if nothing was predicted.
 
     >>> weigh(np.array([0, 9, 1, 10.0]), np.array([0, 9, 0, 6.0])).round(3)
     array([0.25 , 0.033, 0.625, 0.386])
@@ -43,8 +44,8 @@ def weigh(guesses: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def format_weights(weights: np.ndarray, tokenizer: Any) -> str:
-    """Return the text of a file of weights, f64 [V]: JSON, a piece and its weight a
-    line, in the order of the ids."""
+    """Return the text of a weights file for weights f64 [V]: JSON, one piece and its
+    weight per line, in the order of the ids."""
     pairs = zip(tokenizer.pieces, weights.round(4).tolist(), strict=True)
     lines = ",\n".join(json.dumps(pair, ensure_ascii=False) for pair in pairs)
     head = f'"format": {FORMAT}, "tokenizer": "{tokenizer.identity}"'
@@ -54,8 +55,8 @@ def format_weights(weights: np.ndarray, tokenizer: Any) -> str:
 def read_mask_weights(path: str | os.PathLike[str], tokenizer: Any) -> np.ndarray:
     """Read data.mask_weights: f64 [V], above 0.
 
-    Raises UserError: no such file, something else than `format_weights` makes, or of
-    another tokenizer.
+    Raises UserError if the file is missing, is not one that `format_weights` creates,
+    or belongs to another tokenizer.
     """
     where = f"data.mask_weights={os.fspath(path)}"
     try:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choose the tokens to predict and corrupt them, whole batches at a time.
 
-What is chosen and how it is corrupted are independent of each other: presets.py names
-the published combinations, choose.py and ngrams.py choose, the masker of presets and
-similar_words.py corrupt. A module from outside brings both (docs/add_a_masker.md).
-Every draw has an address (counter_rng.py), so that a row's result depends on its own
-tokens and key alone.
+How tokens are chosen is independent of how they are corrupted: presets.py names the
+published combinations, choose.py and ngrams.py choose, PresetMasker and
+similar_words.py corrupt. A module from outside the package brings both
+(docs/add_a_masker.md). Every random draw has an address (counter_rng.py), so that the
+result of a row depends on its own tokens and key alone.
 """
 
 import dataclasses
@@ -23,9 +23,9 @@ from bertjax.data.masking.ngrams import choose_ngrams
 from bertjax.data.masking.presets import Masking, make_masking
 from bertjax.data.masking.vocab_tables import Tables, make_tables
 
-# In data.*
+# Keys in config.data.
 _KEYS = {"unit": "mask_unit", "lengths": "mask_lengths", "weights": "mask_weights"}
-_BLOCK = 1 << 17  # tokens masked at a time: bounds the memory, and the cache keeps up
+_BLOCK = 1 << 17  # tokens masked at a time: bounds the memory and fits in the cache
 
 
 class Masked(NamedTuple):
@@ -38,27 +38,30 @@ class Masked(NamedTuple):
 
 
 class Masker(Protocol):
-    """How tokens are chosen and corrupted; `make_masker` of a module returns one.
+    """How tokens are chosen and corrupted; a module's `make_masker` returns one.
 
     `rate` is the largest share of a row's L tokens that is predicted, in (0, 1]: a row
-    has room for P = ceil(rate * L) predictions. Results must depend on arguments alone,
-    and those of a row on this row alone, so that batches do not depend on their size,
-    on hosts or threads; draws come from counter_rng and `rows.keys`.
+    has room for P = ceil(rate * L) predictions. Results must depend on the arguments
+    alone, and the result of a row on that row alone, so that batches do not depend on
+    the batch size, hosts or threads. Draw random numbers with counter_rng and
+    `rows.keys`.
     """
 
     rate: float
 
     def choose(self, rows: Rows, tables: Any, P: int) -> Chosen:
-        """Return the columns that are predicted, at most P a row."""
+        """Return the columns to predict, at most P per row."""
 
     def corrupt(
         self, truth: np.ndarray, chosen: Chosen, rows: Rows, tables: Any
     ) -> np.ndarray:
-        """Return what stands in place of the chosen ids `truth`, both i32 [b, W]."""
+        """Return the ids that replace the chosen ids `truth`, both i32 [b, W]."""
 
     def tables(self, tokenizer: Any, counts: np.ndarray | None) -> Any:
-        """Return what choose and corrupt have to know of a tokenizer and of how often
-        each id occurs in the training text, [V]. It has `vocab_size`, as `Tables` do.
+        """Return what choose and corrupt need to know about a tokenizer.
+
+        `counts` [V]: how often each id occurs in the training text. The result has
+        `vocab_size`, as `Tables` has.
         """
         return make_tables(tokenizer, counts)
 
@@ -107,7 +110,7 @@ class PresetMasker:
         swap &= used
         if masking.similar:
             similar = _similar_words(truth, used & masked, chosen, keys, tables)
-            masked = similar >= 0  # a random token stands in where there is none
+            masked = similar >= 0  # words without a similar word get a random token
             new = np.where(masked, similar, truth)
         else:
             new = np.where(masked, tables.mask_id, truth)
@@ -135,7 +138,7 @@ def _similar_words(
     keys: np.ndarray,
     tables: Tables,
 ) -> np.ndarray:
-    """Draw similar words for the words `where`, bool [b, W]: i32, -1 without one."""
+    """Draw similar words for the words in `where`, bool [b, W]: i32, -1 if none."""
     if tables.similar is None:
         raise UserError("data.masking='macbert' needs data.similar, a table of words")
     new = np.full(truth.shape, -1, np.int32)
@@ -152,14 +155,14 @@ def _similar_words(
 def make_masker(
     name: str, rate: float | None = None, **refinements: Any
 ) -> Masking | Masker:
-    """Make what data.masking names: a preset, or "my.module:option=value,...".
+    """Create the masker that data.masking names: a preset, or "my.module:option=value".
 
     A module from outside the package has `make_masker(**options) -> Masker`. `rate` is
-    an option of it, and replaces what stands in the name; None keeps that. The other
-    refinements are those of `make_masking`, for presets alone.
+    one of its options and replaces the one in the name; None keeps that one. The other
+    refinements are those of `make_masking` and are for presets only.
 
-    Raises UserError for an unknown preset, module or option, or a rate that is none, or
-    a module that returns no masker.
+    Raises UserError for an unknown preset, module or option, for an invalid rate, and
+    for a module that returns no masker.
     """
     if not registry.is_outside(name):
         return make_masking(name, rate=rate, **refinements)
@@ -182,7 +185,7 @@ def make_masker(
 
 
 def read_masker(data: Any, rate: float | None = None) -> Masking | Masker:
-    """Make what data.masking and its refinements name, at `rate` where given.
+    """Create the masker of data.masking and its refinements, at `rate` if given.
 
     data: config.data.
     """
@@ -208,30 +211,31 @@ def mask_tokens(
     marks: np.ndarray | None = None,
     drawn: list[np.ndarray] | None = None,
 ) -> Masked:
-    """Choose and corrupt; input_ids, attention_mask i32 [b, L], keys u64 [b].
+    """Choose and corrupt tokens; input_ids, attention_mask i32 [b, L], keys u64 [b].
 
-    A row's result depends on its own tokens and key alone. Returns new input_ids
-    i32 [b, L], mlm_positions and mlm_ids i32 [b, P], mlm_weights f32 [b, P]; positions
-    ascend, unused slots hold position 0, id 0 and weight 0. A row never predicts more
-    than its budget; tokens meet it exactly, words and n-grams as nearly as they fit.
+    The result of a row depends on its own tokens and key alone. Returns new input_ids
+    i32 [b, L], mlm_positions and mlm_ids i32 [b, P], mlm_weights f32 [b, P]. Positions
+    ascend; unused slots hold position 0, id 0 and weight 0. A row never predicts more
+    than its budget: single tokens meet it exactly, words and n-grams as nearly as they
+    fit.
 
     Args:
-      marks: u8 [b, L] of a store that has them: bit 1 begins a word (in place of the
+      marks: u8 [b, L], if the store has them: bit 1 begins a word (in place of the
         vocabulary's table), 2 is part of an entity, 4 begins one, 16 is part of a
         word of data.concept.
-      drawn: receives i64 arrays, the lengths in units of all that was chosen; of
-        n-grams the drawn lengths (`ngrams.choose_ngrams`).
+      drawn: a list to which i64 arrays are appended: the length in units of everything
+        chosen. For n-grams these are the drawn lengths (`ngrams.choose_ngrams`).
 
-    Raises IndexError for an id outside the vocabulary; UserError where `tables` lack
-    the counts or similar words that the masking needs.
+    Raises IndexError for an id outside the vocabulary; UserError if `tables` lack the
+    counts or similar words that the masking needs.
 
     Sources: Devlin et al. 2019, section 3.1 and appendix A.1; Liu et al. 2019, section
     4.1; google-research/bert's README for whole words; Lan et al. 2020, section 4.1;
     Joshi et al. 2020, section 3.1; Cui et al. 2020, section 3.1.
 
-    Worked example (2 = cls, 3 = sep, 4 = mask, 0 = pad, rate 0.3, P = 3). Of 6 real
-    tokens round(0.3 * 6) = 2 are predicted: positions 2 and 4 win; 2 draws "mask" and 4
-    draws "random":
+    Worked example (2 = cls, 3 = sep, 4 = mask, 0 = pad, rate 0.3, P = 3). The row has 6
+    real tokens, so round(0.3 * 6) = 2 are predicted: positions 2 and 4 win; 2 draws
+    "mask" and 4 draws "random":
 
         input_ids       2 17 25 31 46  3  0  0
         input_ids'      2 17  4 31 88  3  0  0
@@ -249,7 +253,7 @@ def mask_tokens(
         block = Masked(*(a[part] for a in out))
         own_marks = None if marks is None else marks[part]
         ids = block.input_ids.view()
-        ids.flags.writeable = False  # a masker that wrote here would predict its masks
+        ids.flags.writeable = False  # writing here would corrupt the masker's targets
         rows = Rows(ids, attention_mask[part], keys[part], own_marks)
         chosen = masker.choose(rows, tables, P)
         if not isinstance(masker, PresetMasker):
@@ -266,7 +270,7 @@ def mask_tokens(
 def _apply(
     masker: Masker, chosen: Chosen, rows: Rows, tables: Any, out: Masked
 ) -> None:
-    """Write what is predicted into `out`, whose input_ids are still the originals."""
+    """Write the predictions into `out`, whose input_ids are still the original ids."""
     (b, length), width = rows.ids.shape, chosen.column.shape[1]
     if width > (P := out.mlm_ids.shape[1]):
         raise UserError(
@@ -289,8 +293,8 @@ def _apply(
 
 
 def _check_chosen(chosen: Chosen, rows: Rows) -> None:
-    """Refuse what `choose` of a masker from outside returned, unless it is columns, and
-    none of padding."""
+    """Refuse the result of an outside masker's `choose` unless it holds columns of the
+    rows, none of them padding."""
     shape = rows.ids.shape
     columns = getattr(chosen, "column", chosen)
     given = np.shape(columns)
@@ -316,7 +320,7 @@ def _check_chosen(chosen: Chosen, rows: Rows) -> None:
 def _check_ids(
     new: np.ndarray, shape: tuple[int, ...], used: np.ndarray, vocab_size: int
 ) -> None:
-    """Refuse what `corrupt` of a masker from outside returned, unless it is ids."""
+    """Refuse the result of an outside masker's `corrupt` unless it holds valid ids."""
     right = new.shape == shape and new.dtype.kind in "iu"
     if not right or not np.all((new[used] >= 0) & (new[used] < vocab_size)):
         raise UserError(

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choose n-grams: stretches of neighbouring units whose lengths follow a law.
+"""Choose n-grams: runs of neighboring units whose lengths follow a distribution.
 
-Official code draws a place, then a length, and tries again where it overlaps, so that
-long ones are rejected more often and the lengths drift from their law. Here the lengths
-are drawn first and kept; then as many points as there are lengths are thrown among the
-units left over, and each n-gram is put in at its point. No overlap, no second try.
+Official code draws a place, then a length, and tries again if the n-gram overlaps
+another, so that long n-grams are rejected more often and the lengths drift from their
+distribution. Here the lengths are drawn first and never rejected; then one point per
+n-gram is drawn among the units that no n-gram needs, and each n-gram is inserted at its
+point. So nothing overlaps and nothing is drawn again.
 """
 
 import numpy as np
@@ -24,20 +25,21 @@ def choose_ngrams(
 ) -> Chosen:
     """Choose n-grams of units up to a budget of tokens, i64 [b].
 
-    `begins` bool [b, L] is true where the units begin. n-grams never overlap and never
-    reach over a token that may not be predicted. In the order in which they were drawn
-    they are taken; the first that overflows the budget is cut to the units that fit,
-    and what is left then goes to the first units of the n-grams behind it, at last to
-    any single unit that fits. A stretch of text with fewer units than were drawn for it
-    cuts its last n-gram. `lengths` are of what was taken, before the budget's cut: they
-    follow the law where stretches are long (in short ones it is the law cut at their
-    end). At the ends of a stretch fewer places fit, so that its outermost units are
-    chosen more seldom.
+    `begins` bool [b, L] is true where units begin. `law` holds the shares of the
+    lengths 1, 2, ... n-grams never overlap and never extend over a token that may not
+    be predicted. They are taken in the order in which they were drawn; the first that
+    exceeds the budget is cut to the units that fit. The rest of the budget then goes to
+    the first units of the later n-grams, and at last to any single unit that fits. If a
+    stretch of text has fewer units than were drawn for it, its last n-gram is cut.
+    `lengths` of the result are those of the n-grams taken, before the budget cuts them:
+    they follow `law` where stretches are long (in short stretches, `law` cut at their
+    end). Fewer n-grams fit at the ends of a stretch, so that its outermost units are
+    chosen less often.
 
     Worked example: seven units of one token each, budget 3; lengths 2, 1, 3 are drawn,
-    and points 0.1, 0.9, 0.5 of the row. One unit is left over, so the points fall
-    before it (0.1) or behind it (0.5, 0.9). In the order of drawing the first two use
-    the budget up; the third is not taken.
+    and points 0.1, 0.9, 0.5 of the row. One unit is left over, so each point falls
+    before it (0.1) or after it (0.5, 0.9). In the order of drawing, the first two
+    n-grams use up the budget; the third is not taken.
 
         units     a  b  c  d  e  f  g
         n-grams   1  1     3  3  3  2
@@ -72,30 +74,30 @@ def _place(
     """Draw n-grams and their places.
 
     Returns the first unit and the number of units (0: no n-gram) of each, i64 [b, K] in
-    the order of drawing, and i64 [b * K] that takes them to the order of the text.
+    the order of drawing, and i64 [b * K], the index that sorts them in text order.
     """
     bounds = units.bounds
     n = np.diff(bounds)[:, None]
-    # A quarter more than the budget should need: units differ in size.
+    # A quarter more units than the budget needs on average, since units differ in size.
     tokens = np.diff(np.append(0, np.cumsum(units.size))[bounds])
     goal = np.minimum(n[:, 0], 5 * budget * n[:, 0] // np.maximum(4 * tokens, 1) + 3)
     goal[budget <= 0] = 0
     lengths = _draw_lengths(keys, goal, law)
     lengths *= np.cumsum(lengths, axis=1) - lengths < goal[:, None]
     b, K = lengths.shape
-    # A word to sort by: a point of the row, the slot and the length of the draw.
+    # One integer to sort by: a point in the row, then the slot and length of the draw.
     of_slot, of_length = (choose.low_bits(m).item() for m in (length, len(law) + 1))
     low = of_length.bit_length()
     high = low + of_slot.bit_length()
     point = counter_rng.bits(counter_rng.fold(keys, "place")[:, None], np.arange(K))
     point >>= 1
-    point |= (lengths == 0) * choose.TOP  # behind all others
+    point |= (lengths == 0) * choose.TOP  # sort these after all others
     point = point >> high << high
     point |= ((np.arange(K) << low) | lengths).astype(np.uint64)
     point.sort(axis=1)
     lengths = (point & of_length).astype(np.int64)
     back = (point >> low & of_slot).astype(np.int64) + np.arange(b)[:, None] * K
-    # The point in units of the row; the stretch of text it falls in, and where there.
+    # The point in units of the row, the stretch it falls in, and the place within that.
     x = (point >> high) * (n * 2.0 ** (high - 63))
     unit = np.minimum(x.astype(np.int64), n - 1) + bounds[:-1, None]
     opens, stretch = _stretches(units)
@@ -103,7 +105,7 @@ def _place(
     first = opens.take(stretch)
     room = opens.take(stretch + 1) - first
     at = (x - (first - bounds[:-1, None])) / room
-    # The units in all n-grams of a stretch, and in those of it that come before each.
+    # The units in all n-grams of a stretch, and in those of them that come before each.
     total = np.bincount(stretch.reshape(-1), lengths.reshape(-1), len(opens))
     total = total.astype(np.int64)
     offset = (np.cumsum(lengths) - lengths.reshape(-1)).reshape(b, K)
@@ -122,14 +124,14 @@ def _draw_lengths(
 ) -> np.ndarray:
     """Draw lengths i64 [b, K], enough for each row's sum to reach its goal."""
     bounds = np.cumsum(law) / np.sum(law)
-    # as words of 64 bits; a law that ends in shares of 0 reaches 1 before its end
+    # As 64-bit integers. A law that ends in shares of 0 reaches 1 before its end.
     bounds = (bounds[:-1][bounds[:-1] < 1] * 2.0**53).astype(np.uint64) << 11
     n = np.arange(1, len(law) + 1)
     mean = np.dot(law, n)
-    # shares that sum to a little more than 1 can have less than no variance
+    # If the shares sum to slightly more than 1, the variance can come out negative.
     spread = 3 * np.sqrt(max(np.dot(law, n**2) - mean**2, 0.0))
     most = int(goal.max(initial=0))
-    # K * mean - spread * sqrt(K) = most: a row that gets less is very rare
+    # Solves K * mean - spread * sqrt(K) = most: very few rows draw less.
     K = int(((spread + np.sqrt(spread**2 + 4 * mean * most)) / (2 * mean)) ** 2) + 1
     while True:
         K = min(K, most)
@@ -144,9 +146,10 @@ def _draw_lengths(
 
 
 def _stretches(units: Units) -> tuple[np.ndarray, np.ndarray]:
-    """Find the stretches of neighbouring units.
+    """Find the stretches of neighboring units.
 
-    Returns the unit where each begins, with U at the end, and the stretch of each unit.
+    Returns the first unit of each stretch, with U at the end, and the stretch of each
+    unit.
     """
     begins = units.first != np.append(-1, units.first + units.size)[:-1]
     rows = units.bounds[:-1]
@@ -158,8 +161,8 @@ def _stretches(units: Units) -> tuple[np.ndarray, np.ndarray]:
 def _spend(
     start: np.ndarray, count: np.ndarray, units: Units, budget: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return how many units of each n-gram [b, K] are taken, what is left of the
-    budgets [b], and the lengths [n] of those that are taken, before they were cut."""
+    """Return how many units of each n-gram [b, K] are taken, the rest of the budgets
+    [b], and the lengths [n] of the n-grams taken, before they were cut."""
     end = units.first + units.size
     tokens = end.take(start + count - 1, mode="clip")
     tokens -= units.first.take(start, mode="clip")
@@ -198,7 +201,7 @@ def _fill(
     begins: np.ndarray,
     left: np.ndarray,
 ) -> np.ndarray:
-    """Choose single units for what is left in these rows, beside those taken."""
+    """Choose single untaken units of these rows that fit in the rest of the budgets."""
     length = begins.shape[1]
     free = np.ones(len(units.first), bool)
     free[taken] = False

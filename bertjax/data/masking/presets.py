@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Say how tokens are chosen and corrupted: one value for every published scheme.
+"""Define how tokens are chosen and corrupted: one value for every published scheme.
 
 The official maskers differ from each other and from their papers; each difference is a
-field of `Masking`, and a preset is a value of it. What does the work is in masker.py.
+field of `Masking`, and a preset is a value of it. masker.py does the masking.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from bertjax.registry import pick
 
 
 def harmonic(longest: int) -> tuple[float, ...]:
-    """Return the law of lengths 1 to `longest` with shares that fall as 1 / n (ALBERT).
+    """Return the distribution of lengths 1 to `longest` with shares 1 / n (ALBERT).
 
     >>> [round(share * 11) for share in harmonic(3)]
     [6, 3, 2]
@@ -26,7 +26,7 @@ def harmonic(longest: int) -> tuple[float, ...]:
 
 
 def geometric(p: float, longest: int) -> tuple[float, ...]:
-    """Return the geometric law of lengths, cut at `longest` and scaled up (SpanBERT).
+    """Return the geometric distribution of lengths up to `longest` (SpanBERT), scaled.
 
     >>> sum(n * share for n, share in enumerate(geometric(0.2, 10), 1))  # mean length
     3.797...
@@ -40,28 +40,30 @@ class Masking:
     """How positions are chosen and corrupted.
 
     rate: share of a row's tokens, special ones included, that is predicted.
-    unit: what is chosen as a whole: "token", "word", "entity" (the marked stretches of
-        the store's `marks`; nothing else is eligible), or "concept" (as many words of
+    unit: what is chosen as a whole: "token", "word", "entity" (the entities in the
+        store's `marks`; nothing else is eligible), or "concept" (as many words of
         data.concept as others, concepts.py).
-    lengths: the law of how many neighbouring units are chosen together: share of 1, 2,
-        ... of them. n-grams of words: unit="word", lengths=harmonic(3).
+    lengths: the distribution of the number of neighboring units chosen together: the
+        shares of 1, 2, ... units. n-grams of words: unit="word", lengths=harmonic(3).
     count: how many tokens a row of n predicts: "round" (BERT: max(1, round(rate * n))),
         "ceil", or "stochastic" (RoBERTa: floor(rate * n + U), U uniform in [0, 1)).
     slots: how many predictions a row has room for: "ceil" (of rate * length) or
         "electra" (floor((rate + 0.005) * length)); see `predictions_per_sequence`.
-    weights: "uniform", "rare" (DistilBERT: a unit is drawn with weight count^-0.7, of
-        its first token in the training text), or "table" (that of its first token in
-        data.mask_weights, mask_weights.py).
-    repeats: positions are drawn with replacement; what is drawn twice weighs 2.
-    mask_share, random_share: shares of the predicted that become the mask token or a
-        random token; the rest is kept.
-    similar: in place of the mask token a similar word stands (MacBERT).
-    outcome: what draws its outcome alone: each "piece", each "word" (or entity), or
-        each "span" (all units chosen together).
-    replacement: "uniform" or "unigram" (as often as in the training text).
+    weights: the weight with which a unit is drawn: "uniform", "rare" (DistilBERT:
+        count^-0.7, where count is that of its first token in the training text), or
+        "table" (that of its first token in data.mask_weights, mask_weights.py).
+    repeats: draw positions with replacement; a position drawn twice has weight 2.
+    mask_share, random_share: shares of the predicted tokens that become the mask token
+        or a random token; the others stay.
+    similar: use a similar word instead of the mask token (MacBERT).
+    outcome: what draws one outcome as a whole: each "piece", each "word" (or entity),
+        or each "span" (all units chosen together).
+    replacement: distribution of random tokens: "uniform" or "unigram" (as in the
+        training text).
     eligible: what may be predicted: "text" (nothing special), "unknown" (text and the
         unknown token) or "all" (every real token).
-    random_from: what a random token is drawn from: "text" or "vocabulary" (all ids).
+    random_from: the ids that random tokens are drawn from: "text" or "vocabulary"
+    (all).
     """
 
     rate: float = 0.15
@@ -81,7 +83,7 @@ class Masking:
 
 
 REPLACEMENTS = {"uniform": "uniform", "unigram": "unigram"}
-# What data.mask_unit changes in a preset.
+# The fields that data.mask_unit changes in a preset.
 UNITS: dict[str, dict[str, Any]] = {
     "token": {"unit": "token", "lengths": (1.0,)},
     "word": {"unit": "word", "lengths": (1.0,)},
@@ -101,21 +103,23 @@ PRESETS = {
     # google-research/electra, pretrain/pretrain_helpers.py: no random tokens
     "electra": Masking(slots="electra", mask_share=0.85, random_share=0.0),
     # transformers, research_projects/distillation/distiller.py. There the budget is
-    # ceil(rate * tokens) of a batch and its rows compete; a row must not depend on its
-    # neighbours, so here each row is a batch of its own.
+    # ceil(rate * tokens) of a whole batch and its rows compete; a row must not depend
+    # on its neighbors, so here each row has its own budget.
     "distilbert": Masking(count="ceil", weights="rare"),
     # SpanBERT, fairseq/data/masking.py. There the last word is cut at the budget and
-    # touching spans share an outcome; here words stay whole and spans apart.
+    # adjacent spans share an outcome; here words stay whole and spans separate.
     "spanbert": Masking(
         unit="word", lengths=geometric(0.2, 10), count="ceil", outcome="span"
     ),
-    # Cui et al. 2020, section 3.1 (the code is unpublished): similar words in place of
-    # the mask token. There 15% of the words; here, on average the same, of the tokens.
+    # Cui et al. 2020, section 3.1 (the code is unpublished): similar words instead of
+    # the mask token. They mask 15% of the words; here it is 15% of the tokens, which is
+    # the same on average.
     "macbert": Masking(
         unit="word", lengths=(0.4, 0.3, 0.2, 0.1), similar=True, outcome="word"
     ),
 }
-# What the official code does and the project does not unless asked: see `Masking`.
+# What the official code does and bertjax does only with data.paper_compat=True; the
+# fields are those of `Masking`.
 PAPER_COMPAT: dict[str, dict[str, Any]] = {
     "bert": {"eligible": "unknown", "random_from": "vocabulary"},
     "roberta": {"eligible": "all"},
@@ -136,23 +140,24 @@ def make_masking(
     weights: str = "",
     paper_compat: bool = False,
 ) -> Masking:
-    """Make a masking from a preset and what the config refines; None keeps the preset.
+    """Create a masking from a preset and refinements; None keeps the preset's value.
 
     Args:
       preset: a name of PRESETS.
       rate: data.mask_rate, in (0, 1].
       unit: data.mask_unit, a name of UNITS.
-      lengths: data.mask_lengths, the law of how many units are chosen together:
-        shares of 1, 2, ... that sum to 1 ("0.4,0.3,0.2,0.1"), "harmonic:LONGEST" or
-        "geometric:P:LONGEST". With unit="token" it makes n-grams of tokens.
+      lengths: data.mask_lengths, the distribution of the number of units chosen
+        together: shares of 1, 2, ... that sum to 1 ("0.4,0.3,0.2,0.1"),
+        "harmonic:LONGEST" or "geometric:P:LONGEST". With unit="token" it chooses
+        n-grams of tokens.
       corruption: data.corruption, the shares of mask (or similar word), random and
         keep, which sum to 1: "0.8,0.1,0.1".
       replacement: data.replacement, a name of REPLACEMENTS.
       weights: data.mask_weights, a file.
-      paper_compat: restore what the official code does to special tokens and the like.
+      paper_compat: data.paper_compat, the preset's entry of PAPER_COMPAT applies.
 
-    Raises UserError for unknown names, values outside their bounds, and combinations
-    that mean nothing.
+    Raises UserError for unknown names, values out of range, and combinations without
+    meaning.
 
     >>> make_masking("bert", rate=0.4).rate
     0.4
@@ -180,7 +185,7 @@ def make_masking(
         changes["weights"] = "table"
     masking = dataclasses.replace(masking, **changes)
     if (masking.unit, masking.lengths) != ("token", (1.0,)):
-        masking = dataclasses.replace(masking, repeats=False)  # a quirk of tokens alone
+        masking = dataclasses.replace(masking, repeats=False)  # only for single tokens
     if masking.unit == "concept" and len(masking.lengths) > 1:
         raise UserError(
             f"data.mask_lengths={lengths!r} does not go with data.mask_unit=concept: "
@@ -204,8 +209,9 @@ def make_masking(
 def predictions_per_sequence(masking: Any, length: int) -> int:
     """Return P, the room for predictions in a row, of a masking, a masker or a rate.
 
-    That is ceil(rate * length), the rate taken as the decimal it is written as; with
-    slots="electra" floor((rate + 0.005) * length) (electra, configure_pretraining.py).
+    P is ceil(rate * length), computed from the rate's decimal digits; with
+    slots="electra" it is floor((rate + 0.005) * length) (electra,
+    configure_pretraining.py).
 
     >>> predictions_per_sequence(0.15, 128), predictions_per_sequence(0.07, 100)
     (20, 7)

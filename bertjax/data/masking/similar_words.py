@@ -2,7 +2,8 @@
 """Tables of similar words, looked up by the ids of a word's pieces (MacBERT).
 
 A word is found by a 64-bit hash of its ids, so that all words of a batch are looked up
-at once. Only similar words of as many pieces are kept: rows do not change their length.
+at once. Only similar words with the same number of pieces are stored, because rows keep
+their length.
 """
 
 import os
@@ -21,7 +22,7 @@ from bertjax.data.tokenizers.vocab_files import read_lines
 
 FORMAT = 1
 HEADER = f"# bertjax similar words, format {FORMAT}"  # first line of what is written
-NONE = "none"  # data.similar of a run without similar words
+NONE = "none"  # the value of data.similar that means no similar words
 UNFIT = "other length", "unknown", "same"  # why a word cannot stand in for another
 
 
@@ -30,11 +31,11 @@ class Similar:
     """Similar words of n words.
 
     keys: u64 [n] ascending, hashes of the words' ids.
-    first, number: i64 [n], where the similar words of each begin in `ids`, and how
+    first, number: i64 [n], where the similar words of each word begin in `ids`, and how
         many there are; each has as many ids as the word.
     ids: i32 [m].
     skipped: why similar words were left out, and how many: "other length" (another
-        number of pieces), "unknown" (a piece that is no text), "same" (as the word).
+        number of pieces), "unknown" (a special piece), "same" (as the word).
     """
 
     keys: np.ndarray
@@ -51,10 +52,10 @@ class Similar:
         keys: np.ndarray,
         slot: np.ndarray,
     ) -> np.ndarray:
-        """Draw a similar word for each word, i64 as `ids`; -1 where there is none.
+        """Draw a similar word for each word, i64 aligned with `ids`; -1 if it has none.
 
-        Word w has the ids [first[w] : first[w] + size[w]], which together make up all
-        of `ids`; it draws at the address (keys[w], slot[w]).
+        Word w has the ids [first[w] : first[w] + size[w]]; together the words cover all
+        of `ids`. Word w draws at the address (keys[w], slot[w]).
         """
         if not len(self.keys) or not len(ids):
             return np.full(len(ids), -1)
@@ -67,7 +68,7 @@ class Similar:
 
 
 def hash_words(ids: np.ndarray, first: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """Hash the ids of each word, and how many they are, to u64."""
+    """Hash the ids of each word, and their number, to u64."""
     code = counter_rng.fold(0, "word", size)
     for piece in range(int(size.max(initial=0))):
         more = np.flatnonzero(size > piece)
@@ -76,7 +77,7 @@ def hash_words(ids: np.ndarray, first: np.ndarray, size: np.ndarray) -> np.ndarr
 
 
 def make_similar(words: Mapping[tuple[int, ...], list[tuple[int, ...]]]) -> Similar:
-    """Make the table of words as ids; similar words must have as many.
+    """Create the table from words as ids; similar words must have as many ids.
 
     >>> make_similar({(7, 8): [(9, 9), (5, 6)]}).ids.tolist()
     [9, 9, 5, 6]
@@ -98,14 +99,13 @@ def make_similar(words: Mapping[tuple[int, ...], list[tuple[int, ...]]]) -> Simi
 def read_similar(path: str | os.PathLike[str], tokenizer: Any) -> Similar:
     """Read data.similar: UTF-8 text, a word and then its similar words on each line.
 
-    White space separates the words; a word on several lines has the words of all. A
-    table of bertjax.prepare --similar begins with HEADER, and may hold no word. The
-    pieces of a word are those it has within a sentence: behind a space where its script
-    writes one. Similar words that cannot stand in are left out and counted in
-    `skipped`.
+    White space separates the words; the lines of a repeated word are joined. A table
+    written by bertjax.prepare --similar begins with HEADER and may hold no words. A
+    word is encoded as it is within a sentence: after a space if its script uses spaces.
+    Similar words that cannot replace their word are left out and counted in `skipped`.
 
-    Raises UserError, which names the file and the line: no such file, no UTF-8, a later
-    format, a word without similar words, no words at all.
+    Raises UserError, which names the file and the line, if the file is missing, is not
+    UTF-8, has a later format, has a word without similar words, or has no words.
     """
     where = f"data.similar={os.fspath(path)}"
     listed: dict[str, dict[str, None]] = {}
@@ -137,8 +137,9 @@ def read_similar(path: str | os.PathLike[str], tokenizer: Any) -> Similar:
 
 
 def why_unfit(word: tuple[int, ...], other: tuple[int, ...], special: set[int]) -> str:
-    """Say why the ids `other` cannot stand in for those of a word: one of UNFIT, or
-    "". special: ids of the special pieces."""
+    """Return why the ids `other` cannot replace the ids of a word: one of UNFIT, or "".
+
+    special: ids of the special pieces."""
     if not other or not special.isdisjoint(other):
         return "unknown"
     if len(other) != len(word):
@@ -147,7 +148,7 @@ def why_unfit(word: tuple[int, ...], other: tuple[int, ...], special: set[int]) 
 
 
 def _check_header(line: str, where: str) -> bool:
-    """Say whether a first line is HEADER, of this format; UserError: of another."""
+    """Return whether a line is HEADER. Raises UserError for another format."""
     match = re.match(r"# bertjax similar words, format (\d+)", line)
     if match and int(match[1]) != FORMAT:
         raise UserError(f"{where} has format {match[1]}: this version reads {FORMAT}")

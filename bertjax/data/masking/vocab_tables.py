@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What masking knows of a vocabulary, as arrays indexed by id."""
+"""What masking needs to know about a vocabulary, as arrays indexed by id."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,17 +14,17 @@ RARITY = 0.7  # DistilBERT's mlm_smoothing
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """What masking knows of a vocabulary of V ids."""
+    """What masking needs to know about a vocabulary of V ids."""
 
     mask_id: int
     unk_id: int
     flags: np.ndarray  # u8 [V], bits: SPECIAL, BEGINS_WORD
-    replacement_ids: np.ndarray  # i32 [n], what random tokens are drawn from
+    replacement_ids: np.ndarray  # i32 [n], the ids of random tokens
     unigram: np.ndarray | None  # f64 [n], cumulative shares of replacement_ids
-    # f64 [V], 1 / weight, or count^0.7: the smaller, the sooner chosen
+    # f64 [V], 1 / weight, or count^0.7: a smaller value is chosen sooner
     patience: np.ndarray | None
     similar: Similar | None
-    pairs: Similar | None = None  # words that are swapped: each has one other
+    pairs: Similar | None = None  # word pairs to swap: each word has one partner
 
     @property
     def vocab_size(self) -> int:
@@ -39,12 +39,12 @@ def make_tables(
     weights: np.ndarray | None = None,
     pairs: Similar | None = None,
 ) -> Tables:
-    """Make the tables of a tokenizer.
+    """Create the tables of a tokenizer.
 
     The tokenizer has vocab_size, mask_id, unk_id, special_ids, word_starts and
     replacement_ids. `counts` [V] of the training text are needed for unigram
-    replacement and for rare tokens; counts that are all zero count as none. `weights`
-    f64 [V] of data.mask_weights. pairs: of data.swap.
+    replacement and for rare tokens; counts that are all zero are ignored. `weights` f64
+    [V] are those of data.mask_weights; `pairs` those of data.swap.
     """
     flags = np.zeros(tokenizer.vocab_size, np.uint8)
     flags[np.asarray(tokenizer.word_starts, bool)] = BEGINS_WORD
