@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Count over batches what plan and masking did."""
+"""Count over batches what the plan and the masking did."""
 
 from collections import Counter
 from typing import Any
@@ -9,30 +9,30 @@ import numpy as np
 from bertjax.data.batches import Batch, Inspected
 from bertjax.data.features.base import count_slots
 
-# Of `results`, what is said of masked text alone.
+# Names in `results` that apply to masked text only.
 OF_TEXT = "selected_rate mask_rate random_rate keep_rate special_selected"
 OF_TEXT += " special_replacements partial_words rows_without_predictions unit_lengths"
 OF_TEXT = (*f"{OF_TEXT} pair_labels".split(),)
 
-# Counts that `results` makes rates of; what else a host half tells is listed as it is.
+# Counts that `results` turns into rates; other counts of a host half are listed as is.
 COUNTS = "rows slots tokens truncated unknown selected idle masked kept"
 COUNTS = (*f"{COUNTS} special_selected special_replacements partial_words".split(),)
 
 
 class Statistics:
-    """Counts over batches; `results` are what `show --json` prints."""
+    """Counts over batches; `show --json` prints `results`."""
 
     def __init__(self, tokenizer: Any, names: tuple[str, ...]) -> None:
         self.tokenizer, self.names = tokenizer, names
         self.n: Counter[str] = Counter()
         self.labels: Counter[str] = Counter()
-        self.lengths: Counter[int] = Counter()  # of sequences, in tokens
-        self.drawn: Counter[int] = Counter()  # of what was chosen as one, in units
+        self.lengths: Counter[int] = Counter()  # sequence lengths in tokens
+        self.drawn: Counter[int] = Counter()  # unit counts of joint choices
         self.components: Counter[str] = Counter()
         self.hashes: list[str] = []
 
     def add(self, seen: Inspected, sha256: str) -> None:
-        """Count a batch: its rows of text, not what a host half puts beside them."""
+        """Count a batch: its rows of text, without what a host half adds to them."""
         n, batch, before = self.n, seen.batch, seen.gathered
         real = before["attention_mask"] > 0
         self.hashes.append(sha256)
@@ -50,8 +50,9 @@ class Statistics:
             self.labels.update(map(str, batch[name][present].tolist()))
 
     def results(self) -> dict[str, Any]:
-        """Return rates and counts by name; `*_rate`s of masking are shares of what was
-        selected, lengths are of the sequences' tokens; packed rows hold several."""
+        """Return rates and counts by name; the `*_rate`s of masking are shares of the
+        selected tokens, lengths count the tokens of sequences; packed rows hold
+        several."""
         n = self.n
         selected = max(n["selected"], 1)
         sequences = self.lengths.total()
@@ -81,14 +82,14 @@ class Statistics:
 
 
 def sequence_lengths(batch: Batch) -> np.ndarray:
-    """Return the tokens of every sequence of a batch, i64 [sequences].
+    """Return the number of tokens of every sequence of a batch, i64 [sequences].
 
     >>> sequence_lengths({"attention_mask": np.array([[1, 1, 0], [1, 1, 1]])})
     array([2, 3])
     """
     if "segment_ids" not in batch:
         lengths = batch["attention_mask"].sum(axis=-1)
-        return lengths[lengths > 0]  # of choices [b, C], those that are there
+        return lengths[lengths > 0]  # rows of choices [b, C] may lack some
     ids = batch["segment_ids"]
     width = int(ids.max(initial=0)) + 1
     rows = np.arange(len(ids))[:, None] * width
@@ -98,7 +99,7 @@ def sequence_lengths(batch: Batch) -> np.ndarray:
 
 
 def quantiles(counted: Counter[int]) -> dict[str, float]:
-    """Return mean, smallest, median, the one that 90% do not pass, and largest.
+    """Return the mean, minimum, median, 90th percentile and maximum.
 
     >>> quantiles(Counter({2: 1, 4: 3}))
     {'mean': 3.5, 'min': 2, 'median': 4, 'p90': 4, 'max': 4}

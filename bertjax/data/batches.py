@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make batch number `step`, a pure function of (config, seed, step).
+"""Create batch number `step`, a pure function of (config, seed, step).
 
-Nothing here remembers anything between batches: step -> phase -> row of the run is
-arithmetic, row -> (component, example) arithmetic and a seeded bijection, and all
-other draws are addressed by (seed, epoch, example). So seeking costs nothing, and rows,
-hosts, threads, prefetching and the engine cannot change a batch.
+Nothing here keeps state between batches. A step is mapped to its phase and to rows of
+the run by arithmetic; a row is mapped to (component, example) by arithmetic and a
+seeded bijection; all other draws are addressed by (seed, epoch, example). So seeking
+costs nothing, and a batch does not depend on row selection, hosts, threads, prefetching
+or the engine.
 """
 
 import functools
@@ -29,7 +30,7 @@ from bertjax.data.mixture import Located, Mixture
 from bertjax.data.sequences.plan import Plan, row_specs
 
 Rows = slice | np.ndarray | None  # of the global batch; None: all
-EVAL_SEED = 20181011  # evaluations of all runs share their masks
+EVAL_SEED = 20181011  # the same for all runs, so that evaluations share their masks
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,10 +39,11 @@ class Batches:
 
     `plans` are the mixture's components in its order; `features` is the host half of
     the objective; `specials` has pad_id, cls_id, sep_id and vocab_size, as a Tokenizer
-    does. From step `start` on, whose first row is number `first` of the run, and before
-    step `end`. objective: of the phase; "": the config's. ramp_start: the step from
-    which a ramp of mask rates counts; None: start.
-    Raises UserError when a store holds an id that the vocabulary lacks.
+    does. The phase covers the steps from `start` to before `end`; its first row is
+    number `first` of the run. objective: that of the phase; "": the config's.
+    ramp_start: the step at which a ramp of mask rates begins; None: start.
+
+    Raises UserError if a store holds an id that is outside the vocabulary.
     """
 
     plans: tuple[Plan, ...]
@@ -67,23 +69,23 @@ class Batches:
 
     @property
     def length(self) -> int:
-        """L; rows of a task may be shorter than data.length, or hold several texts."""
+        """L; task rows may be shorter than data.length, or hold several texts."""
         plan = self.plans[0]
         return self.features.length if isinstance(plan, Plan) else plan.length
 
     @property
     def slots(self) -> int:
-        """Tokens that a batch has room for: B x L, times the sequences of a row."""
+        """The token slots of a batch: B x L, times the texts of a task row."""
         return self.batch_size * math.prod(self.specs["input_ids"].shape)
 
     @property
     def P(self) -> int:
-        """The number of prediction slots in a row; 0 where no token is predicted."""
+        """The number of prediction slots in a row; 0 if no token is predicted."""
         return predictions(self.specs)
 
     @functools.cached_property
     def specs(self) -> dict[str, Spec]:
-        """Every array of a batch, but the `example_weights` of evaluations."""
+        """Every array of a batch, except the `example_weights` of evaluations."""
         plan = self.plans[0]
         if isinstance(plan, Plan):
             return batch_specs(self.features, plan.max_segments, plan.pair_rule)
@@ -93,11 +95,11 @@ class Batches:
 
     @functools.cached_property
     def loss_weights(self) -> list[str]:
-        """The arrays that weigh predictions."""
+        """The names of the arrays that weigh predictions or divide a row's loss."""
         return [name for name, spec in self.specs.items() if spec.loss]
 
     def batch(self, step: int, rows: Rows = None) -> Batch:
-        """Make the rows `rows` (default: all) of batch `step`.
+        """Create the rows `rows` (default: all) of batch `step`.
 
         Returns the arrays of `specs` by name, [b, ...].
 
@@ -110,11 +112,11 @@ class Batches:
         return self.features.make(self.gathered(step, rows))
 
     def gathered(self, step: int, rows: Rows = None) -> GatheredRows:
-        """Gather rows of batch `step`, of which `features.make` makes its arrays."""
+        """Gather rows of batch `step`, the input of `features.make`."""
         return self._rows(step, rows)[1]
 
     def inspect(self, step: int) -> "Inspected":
-        """Make batch `step` and keep what it was made from, for people to look at."""
+        """Create batch `step` and return it with its inputs, for people to look at."""
         located, gathered = self._rows(step, None)
         drawn = [np.zeros(0, np.int64)]
         batch = self.features.make(gathered, drawn)
@@ -138,10 +140,10 @@ class Batches:
     ) -> Iterator[Batch]:
         """Yield one pass in natural order over all examples, or a fixed subset of them.
 
-        Draws depend on the example alone: never on batch size, run seed or host. The
-        last batch is filled up with copies of its last row, where losses weigh 0.
-        `example_weights` f32 [b] is 0 for copies, and else 1, or what the row has (0
-        where nothing says what is right). There must be a single component.
+        Draws depend on the example alone, never on batch size, run seed or host. The
+        last batch is filled up with copies of its last row, whose loss weights are 0.
+        `example_weights` f32 [b] is 0 for copies; for other rows it is the row's own
+        weight (0 if it has no label), or 1. There must be a single component.
         """
         ids = self.eval_ids(examples)
         mine = np.arange(batch_size)[slice(None) if rows is None else rows]
@@ -160,7 +162,7 @@ class Batches:
             yield batch
 
     def eval_ids(self, examples: int | None) -> np.ndarray:
-        """Return the examples that `eval_batches` goes through: i64, ascending."""
+        """Return the examples of `eval_batches`: i64, ascending."""
         (plan,) = self.plans
         ids = np.arange(plan.n)
         if examples is not None and examples < plan.n:
@@ -171,9 +173,9 @@ class Batches:
     def score(
         self, outputs: Sequence[Mapping[str, np.ndarray]], examples: int | None
     ) -> dict[str, float]:
-        """Compute the metrics of what a model said of the `eval_batches`, in order.
+        """Compute the metrics of a model's outputs for the `eval_batches`, in order.
 
-        nan, all of them, where some of it is not finite: the greatest of nan is the
+        All metrics are nan if an output is not finite: argmax over nan returns the
         first class, whose accuracy would look like a score.
         """
         ids = self.eval_ids(examples)
@@ -193,7 +195,7 @@ class Batches:
             yield self.plans[k], np.flatnonzero(component == k)
 
     def _gather(self, located: Located) -> Batch:
-        """Make the rows before anything is masked; `marks` is for the masking alone."""
+        """Gather the rows before masking; `marks` are for the masking alone."""
         batch: Batch = {}
         for plan, rows in self._by_plan(located.component):
             part = plan.gather(located.example[rows], located.keys[rows], self.specials)
@@ -219,12 +221,12 @@ class Batches:
 
 
 class Inspected(NamedTuple):
-    """A batch and how it came about.
+    """A batch and how it was created.
 
-    gathered: the batch before masking; drawn: the lengths, in units, of what was
-    chosen as one; truncated: the tokens that each row had no room for, i64 [B].
-    counts, predicted, origin: what `tell`, `predicted` and `origin` of the features
-    return.
+    gathered: the batch before masking; drawn: the length in units of each group of
+    units that was chosen as one; truncated: the tokens that each row had no room for,
+    i64 [B]. counts, predicted, origin: the results of the features' `tell`, `predicted`
+    and `origin`.
     """
 
     located: Located
@@ -239,7 +241,7 @@ class Inspected(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Course:
-    """The batches of a whole run: one `Batches` a phase, in order of `start`."""
+    """The batches of a whole run: one `Batches` per phase, ordered by `start`."""
 
     stages: tuple[Batches, ...]
 
@@ -248,7 +250,7 @@ class Course:
         return [s for s in self.stages if s.start <= step][-1]
 
     def lines(self) -> Iterator[str]:
-        """Yield a line a phase, for people."""
+        """Yield one line per phase, for people."""
         for stage in self.stages:
             what = stage.features.describe()
             rows = counted(stage.batch_size, "row")
@@ -258,7 +260,7 @@ class Course:
             )
 
     def batch(self, step: int, rows: Callable[[int], Rows] | None = None) -> Batch:
-        """Make batch `step`; rows(batch size) says which of its rows."""
+        """Create batch `step`; rows(batch size) selects its rows."""
         stage = self.at(step)
         return stage.batch(step, rows and rows(stage.batch_size))
 

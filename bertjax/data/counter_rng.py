@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draw randomness by hashing counters, so that every number has an address.
 
-A key is a u64 made by `fold` from a seed and the names or numbers that say what is
-being drawn: (seed, epoch, example, operation). A slot counts the draws under one key.
-The same address gives the same number on every host, in every order, in every version
-of every library: nothing here calls a random generator, and golden values in the tests
-pin the bits. All functions are vectorised and broadcast their arguments.
+A key is a u64 that `fold` computes from a seed and the names or numbers of what is
+drawn: (seed, epoch, example, operation). A slot counts the draws under one key. The
+same address gives the same number on every host, in every order, in every version of
+every library: nothing here calls a random generator, and golden values in the tests pin
+the bits. All functions are vectorized and broadcast their arguments.
 
-The mixer is the finaliser of splitmix64 (Steele, Lea, Flood, "Fast splittable
+The mixer is the finalizer of splitmix64 (Steele, Lea, Flood, "Fast splittable
 pseudorandom number generators", OOPSLA 2014, with Stafford's "Mix13" constants).
 It is a bijection of u64 with good avalanche; it is not cryptography.
 """
@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: spreads small counters
-_PART = np.uint64(0xD1B54A32D192ED03)  # keeps fold's inputs apart from those of bits
+_PART = np.uint64(0xD1B54A32D192ED03)  # separates the inputs of fold from those of bits
 _M1 = np.uint64(0xBF58476D1CE4E5B9)
 _M2 = np.uint64(0x94D049BB133111EB)
 _S27, _S30, _S31, _S32, _S11 = (np.uint64(s) for s in (27, 30, 31, 32, 11))
-# Constants of numpy: a Python number beside a small array costs a conversion a call.
+# numpy constants: converting a Python number costs time in every call on a small array.
 _LOW32 = np.uint64(0xFFFFFFFF)
 _S1 = np.uint64(1)
 
@@ -48,7 +48,7 @@ def _mixed_name(word: str) -> np.ndarray:
 
 
 def _u64(value: ArrayLike) -> np.ndarray:
-    """Make a u64 array, never 0-d: numpy warns when a scalar overflows."""
+    """Return a u64 array, never 0-d: numpy warns when a scalar overflows."""
     if isinstance(value, int):
         value = value & 0xFFFFFFFFFFFFFFFF
         return np.array([value], np.uint64)
@@ -56,17 +56,17 @@ def _u64(value: ArrayLike) -> np.ndarray:
 
 
 def _shaped(result: np.ndarray, *inputs: ArrayLike | str) -> np.ndarray:
-    """Give back a scalar where every input was one."""
+    """Return a scalar if every input is one."""
     if all(isinstance(i, str) or np.ndim(i) == 0 for i in inputs):
         return result[0]
     return result
 
 
 def fold(seed: ArrayLike, *parts: ArrayLike | str) -> np.ndarray:
-    """Make keys u64 from a seed or keys and the parts of an address, in order.
+    """Compute keys u64 from a seed or keys and the parts of an address, in order.
 
     A part is an int, an integer array, or the short name of an operation. Shapes
-    broadcast; all scalars give a scalar.
+    broadcast; if all inputs are scalars, so is the result.
 
     >>> fold(7, 0, "mask") == fold(fold(7, 0), "mask")
     np.True_
@@ -96,8 +96,8 @@ def _below(word: np.ndarray, n: np.ndarray) -> np.ndarray:
 def below(key: ArrayLike, slot: ArrayLike, n: ArrayLike) -> np.ndarray:
     """Draw integers i64 in [0, n) for 1 <= n <= 2^32.
 
-    The whole 64-bit word is multiplied by n and the high word kept, so that no value
-    is likelier than another by more than n / 2^64 relatively.
+    The whole 64-bit word is multiplied by n and the high word is kept, so that the
+    probabilities of two values differ by at most n / 2^64 relatively.
     """
     word = _mix(_u64(key) + (_u64(slot) + _S1) * _GOLDEN)
     return _shaped(_below(word, _u64(n)).astype(np.int64), key, slot, n)
@@ -133,10 +133,10 @@ def binomial_half(key: np.ndarray, k: np.ndarray) -> np.ndarray:
 def permute(index: ArrayLike, n: int, key: ArrayLike) -> np.ndarray:
     """Map index to its place under a seeded bijection of [0, n): i64, 1 <= n <= 2^40.
 
-    No table: a Feistel network on pairs (x mod a, x div a) with a = ceil(sqrt(n)),
-    adding modulo the two sides, repeated for the few results that fall in [n, a * b)
-    (cycle walking; Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
-    `key` is one key, or one for each index.
+    It needs no table: a Feistel network works on pairs (x mod a, x div a) with
+    a = ceil(sqrt(n)), adds modulo the two sides, and is repeated for the few results in
+    [n, a * b) (cycle walking; Black and Rogaway, "Ciphers with arbitrary finite
+    domains", 2002). `key` is one key, or one for each index.
 
     >>> permute(np.arange(5), 5, fold(0, "order", 0)).tolist()
     [1, 3, 2, 0, 4]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make batches ahead of time, in order, in threads or by tf.data."""
+"""Create batches ahead of time, in order, in threads or with tf.data."""
 
 import collections
 import contextlib
@@ -15,9 +15,9 @@ from bertjax import UserError
 from bertjax.registry import pick
 
 Batch = dict[str, np.ndarray]
-PREFETCH, WORKERS = 2, 2  # batches made ahead, threads
-_WARM_UP = 2  # batches consumed before tensorflow's import may compete for the cores
-_WORTH_TF = 64  # steps: a shorter stream is over before tensorflow is imported
+PREFETCH, WORKERS = 2, 2  # batches created ahead, threads
+_WARM_UP = 2  # batches consumed before the import of tensorflow may use the cores
+_WORTH_TF = 64  # steps: a shorter stream ends before tensorflow is imported
 
 
 def stream(
@@ -29,9 +29,9 @@ def stream(
     """Yield make(start), ..., make(stop - 1) in order, working ahead in threads.
 
     Both engines, "python" and "tf", yield the same batches. "tf" begins with the python
-    engine, imports tensorflow in a thread once the first batches are consumed, and goes
-    over to tf.data at the next step; streams under 64 steps never load it. An
-    exception of `make` surfaces as it is, at its step. Closing the iterator ends the
+    engine, imports tensorflow in a thread once the first batches are consumed, and then
+    switches to tf.data at the next step; streams under 64 steps never load it. An
+    exception in `make` is raised unchanged, at its step. Closing the iterator ends the
     threads. Raises UserError for an unknown engine or a missing tensorflow.
     """
     run = pick("data.engine", engine, ENGINES)
@@ -57,14 +57,14 @@ def _python(
 def _tf_after_import(
     make: Callable[[int], Batch], start: int, stop: int
 ) -> Iterator[Batch]:
-    """Yield from the python engine until tensorflow is there, then from tf.data."""
+    """Yield from the python engine until tensorflow is imported, then from tf.data."""
     step, importing = start, None
     with contextlib.closing(_python(make, start, stop)) as batches:
         for batch in batches:
             yield batch
             step += 1
             if step == start + _WARM_UP and stop - step >= _WORTH_TF:
-                # no daemon: ending the process in mid-import would crash it
+                # Not a daemon: a process that ends during the import would crash.
                 importing = ThreadPoolExecutor(1).submit(_import_tensorflow)
             if importing is not None and importing.done():
                 importing.result()  # raises what the import raised
@@ -75,11 +75,11 @@ def _tf_after_import(
 
 def _import_tensorflow() -> Any:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    # Which makes floating-point kernels faster, and writes four lines: here are none.
+    # oneDNN only speeds up floating-point kernels, which are not used here, and prints.
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     import tensorflow as tf
 
-    # The accelerator is jax's alone; RuntimeError: someone has started tensorflow.
+    # The accelerator is for jax alone. RuntimeError: tensorflow has already started.
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")
     return tf
@@ -88,8 +88,8 @@ def _import_tensorflow() -> Any:
 def _tf_data(make: Callable[[int], Batch], start: int, stop: int) -> Iterator[Batch]:
     tf = _import_tensorflow()
     failed: dict[int, BaseException] = {}
-    # What tf.data passes on has the same parts at every step, and a phase may have
-    # arrays of its own: so it passes on the steps whose batches lie here.
+    # tf.data needs the same structure at every step, but a phase may have arrays of its
+    # own. Therefore tf.data passes step numbers, and the batches are stored here.
     batches: dict[int, Batch] = {}
 
     def put(step: np.ndarray) -> np.ndarray:
@@ -115,8 +115,8 @@ def _tf_data(make: Callable[[int], Batch], start: int, stop: int) -> Iterator[Ba
         return batches.pop(int(next(values)))
 
     try:
-        # `next` wakes threads of tensorflow's, which queue for a core behind those of
-        # the step in flight: one thread more waits for them, and the loop does not.
+        # `next` wakes tensorflow's threads, which compete for cores with the current
+        # step. One more thread waits for them, so that the training loop does not.
         yield from _python(take, start, stop, workers=1)
     except tf.errors.OpError:
         if not failed:

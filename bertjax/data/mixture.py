@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mix components (languages, domains) in fixed shares, each without repetition.
 
-An epoch of the mixture has as many rows as the components together; each component
-gets a fixed number of them, its slots. An epoch is cut into blocks of positions; a
-block holds each component's share of it, rounded, in a random order. So the rows that a
-component has given before a position are counted by arithmetic, and it gives them in
-passes: all of its own in a random order, then all of them again in another. A small
-language repeats only after all of it was seen.
+An epoch of the mixture has as many rows as all components together; each component gets
+a fixed number of them, its slots. An epoch is cut into blocks of positions; a block
+holds each component's share of it, rounded, in random order. So arithmetic tells how
+many rows of a component come before a position. A component yields its rows in passes:
+all of them in a random order, then all of them again in another. A small language
+repeats only after all of it was seen.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,12 +18,12 @@ import numpy as np
 from bertjax import UserError, registry
 from bertjax.data import counter_rng
 
-BLOCK = 256  # positions shuffled together: each such stretch has its shares of rows
+BLOCK = 256  # positions shuffled together: each block holds the components' shares
 
 
 class Located(NamedTuple):
-    """Which rows stand at some positions: component and example i64 [b], and the keys
-    u64 [b] of all that is drawn for them."""
+    """The rows at some positions: component and example i64 [b], and the keys u64 [b]
+    of everything that is drawn for them."""
 
     component: np.ndarray
     example: np.ndarray
@@ -32,7 +32,7 @@ class Located(NamedTuple):
 
 @dataclass(frozen=True)
 class Mixture:
-    """Components by name: how many rows each has, and how many an epoch takes of it."""
+    """Components: their names, their numbers of rows, and their slots per epoch."""
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -48,8 +48,8 @@ class Mixture:
 
         Worked example: sizes (10, 2), slots (8, 4), so an epoch of 12. Position 14 is
         slot 2 of epoch 1. Say that the block puts the second component there, for the
-        second time in this epoch: it has given 4 + 1 rows before, so this is number 1
-        of its own pass 2.
+        second time in this epoch. Then 4 + 1 rows of it came before, so this is number
+        1 of its own pass 2.
         """
         epoch, slot = np.divmod(position, self.n)
         if len(self.sizes) == 1:
@@ -72,8 +72,8 @@ class Mixture:
     def _draw(
         self, seed: int, epoch: np.ndarray, slot: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the component at slots of epochs, and how many rows of it came before
-        in the run, both i64 [b]."""
+        """Return the component at slots of epochs, and the number of its rows that come
+        before in the run, both i64 [b]."""
         blocks = -(-self.n // BLOCK)
         number, row = np.unique(epoch * blocks + slot // BLOCK, return_inverse=True)
         epochs, begin = np.divmod(number, blocks)
@@ -82,7 +82,7 @@ class Mixture:
         key = counter_rng.fold(seed, "mixture", epochs)
         before = self._count(key, begin)
         shares = self._count(key, begin + size) - before
-        # Components in order, and one more that fills up the last block of an epoch.
+        # One more component fills up the last block of an epoch.
         shares = np.column_stack([shares, BLOCK - size])
         kinds = np.tile(np.arange(shares.shape[1]), len(number))
         ordered = np.repeat(kinds, shares.reshape(-1)).reshape(-1, BLOCK)
@@ -90,7 +90,7 @@ class Mixture:
         words = counter_rng.bits(counter_rng.fold(key, begin)[:, None], place)
         words[place >= size[:, None]] = np.iinfo(np.uint64).max
         shuffled = np.take_along_axis(ordered, np.argsort(words, 1, "stable"), 1)
-        # The places of a component, in order, are its next rows.
+        # The places of a component, in order, hold its next rows.
         first = np.cumsum(shares, 1) - shares
         rank = np.empty_like(shuffled)
         nth = place - np.take_along_axis(first, ordered, 1)
@@ -103,9 +103,10 @@ class Mixture:
         """Return how many of the first `end` rows of epochs each component has: i64
         [b, components], from the epochs' keys u64 [b].
 
-        The first component has its share of all rows, the second its share of what is
-        left, and so on: floor(share x rows + a random phase), which grows by 0 or 1
-        with each row, is right on average, and exact at the end of an epoch.
+        The first component gets its share of all rows, the second its share of the
+        rest, and so on: floor(share x rows + a random phase), which grows by 0 or 1
+        with
+        each row, is right on average, and is exact at the end of an epoch.
         """
         phases = counter_rng.bits(key, np.arange(len(self.slots))[:, None])
         rows, of = end.astype(object), self.n  # Python's integers: no product overflows
@@ -117,7 +118,7 @@ class Mixture:
         return np.stack(counts, 1).astype(np.int64)
 
     def lines(self) -> list[str]:
-        """Say how often each component is drawn; nothing to say of a single one."""
+        """Return lines that report how often each component is drawn; none for one."""
         if len(self.names) == 1:
             return []
         total, n = sum(self.sizes), self.n
@@ -135,11 +136,12 @@ def make_mixture(
     weights: Mapping[str, float] | None = None,
     alpha: float | None = None,
 ) -> Mixture:
-    """Make the mixture of components with these numbers of rows.
+    """Create the mixture of components with these numbers of rows.
 
-    weights: shares of the batches, in any unit; alpha: shares are size^alpha (1: as
-    the text is, 0: all alike; XLM-R, Conneau et al. 2020, section 3.1, took 0.3).
-    Neither: as the text is. Raises UserError for weights that do not fit the names.
+    weights: shares of the batches, in any unit; alpha: shares are proportional to
+    size^alpha (1: as in the text, 0: all equal; XLM-R, Conneau et al. 2020, section
+    3.1, used 0.3). With neither, shares are as in the text. Raises UserError for
+    weights that do not fit the names.
 
     >>> make_mixture({"en": 900, "sw": 100}, alpha=0.5).slots
     (750, 250)
@@ -148,7 +150,7 @@ def make_mixture(
     total = sum(sizes.values())
     exact = np.array([shares[name] * total for name in sizes])
     slots = np.maximum(np.floor(exact), 1).astype(np.int64)
-    # What is left goes to the largest remainders, so that shares are met to one row.
+    # The rest goes to the largest remainders, so that shares are met to one row.
     left = max(total - int(slots.sum()), 0)
     slots[np.argsort(-(exact - slots), kind="stable")[:left]] += 1
     return Mixture(tuple(sizes), tuple(sizes.values()), tuple(map(int, slots)))
@@ -178,7 +180,7 @@ def mixture_shares(
         total = sum(sizes.values())
         power = 1.0 if alpha is None else alpha
         raw = {name: (size / total) ** power for name, size in sizes.items()}
-    # Divided first: a sum of huge weights would be infinite.
+    # Divide first: a sum of huge weights would be infinite.
     largest = max(raw.values())
     whole = sum(value / largest for value in raw.values())
     return {name: value / largest / whole for name, value in raw.items()}
@@ -187,7 +189,7 @@ def mixture_shares(
 def read_weights(text: str) -> dict[str, float]:
     """Read "wiki=3,novels=1".
 
-    Raises UserError for what is no number above 0 and for a name given twice.
+    Raises UserError for a weight that is not a number above 0, or a repeated name.
     """
     weights: dict[str, float] = {}
     for entry in registry.split_list(text):
@@ -210,9 +212,10 @@ def read_weights(text: str) -> dict[str, float]:
 def check_names(
     train: Iterable[str], valid: Iterable[str], alpha: float | None
 ) -> None:
-    """Refuse languages that are trained on and never scored: UserError.
+    """Refuse languages that are trained on and never scored: raise UserError.
 
-    Only where languages are what is mixed (data.alpha) and validation sets have names.
+    This applies only if data.alpha is set, because then the components are languages,
+    and if validation sets have names.
     """
     if alpha is None or list(valid) in ([], ["valid"]):
         return

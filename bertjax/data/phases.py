@@ -2,12 +2,12 @@
 """Phases of a run: length, batch size and mask rate over time, with one data cursor.
 
 `phases="percent=90 length=128 batch_size=256; length=512 batch_size=64"`: each phase
-but the last says how long it is; what it does not name is the config's own value.
+but the last states how long it is; settings that it does not name are the config's.
 
-The cursor counts examples. Where a phase changes batch size or mask rate alone, the
-next example is the next example. Where it changes the length, rows are others, in an
-order of their own, and the cursor keeps its place in the epoch: the same share of its
-rows lies behind. `find_repeats` says what that costs.
+The cursor counts examples. If a phase changes only batch size or mask rate, it
+continues with the next example. If it changes the length, the rows are different and in
+an order of their own, and the cursor keeps its place in the epoch: the same share of
+the epoch's rows is done. `find_repeats` reports what that costs.
 """
 
 import bisect
@@ -27,7 +27,7 @@ _COMMA = re.compile(rf",(?=\s|$|({'|'.join((*EXTENTS, *SETTINGS))})=)")
 
 @dataclass(frozen=True)
 class Wanted:
-    """A phase as the config has it; the last one has no extent."""
+    """A phase as the config states it; the last one has no extent."""
 
     unit: str
     extent: float
@@ -38,15 +38,15 @@ class Wanted:
 
     @property
     def shape(self) -> tuple[int, int, str]:
-        """What phases have in common that share a compiled program."""
+        """The values that phases must share to use one compiled program."""
         return self.length, self.batch_size, self.objective
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of a run: from step `start` on; its first row is number `first`, and an
-    epoch has `n` rows. ramp_start: where a ramp of its mask rate began, if that is
-    another step."""
+    """A phase of a run. It begins at step `start` with row number `first` of the run;
+    an epoch has `n` rows. ramp_start: the step at which a ramp of its mask rate began,
+    if that is another step than `start`."""
 
     start: int
     first: int
@@ -59,7 +59,7 @@ class Phase:
 
     @property
     def shape(self) -> tuple[int, int, str]:
-        """As a Wanted has it."""
+        """As in Wanted."""
         return self.length, self.batch_size, self.objective
 
     def example(self, step: int) -> int:
@@ -70,14 +70,14 @@ class Phase:
 def parse_phases(
     text: str, batch_size: int, length: int, mask_rate: float | str | None
 ) -> list[Wanted]:
-    """Read the config's `phases`; an empty text is one phase of these settings.
+    """Read the config's `phases`; an empty text is one phase with these settings.
 
-    Raises UserError naming the phase and what is wrong with it.
+    Raises UserError, which names the phase and the mistake.
 
     >>> [p.length for p in parse_phases("percent=90; length=512", 8, 128, None)]
     [128, 512]
     """
-    # Commas part what a phase says, but not the options of an objective.
+    # Replace the commas between settings, not those in the options of an objective.
     parts = [_COMMA.sub(" ", p).split() for p in text.split(";")]
     own = {"batch_size": batch_size, "length": length, "mask_rate": mask_rate}
     wanted = []
@@ -90,7 +90,7 @@ def parse_phases(
             if key in given:
                 raise UserError(f"{where}: {word!r} is given twice")
             if key == "objective" or (kind is str and ":" in value):
-                # What it may be its readers say.
+                # Readers of these values check them.
                 given[key] = value
                 continue
             try:
@@ -124,12 +124,12 @@ def parse_phases(
 def place_phases(
     wanted: Sequence[Wanted], total: int, rows: Callable[[Wanted], int]
 ) -> tuple[Phase, ...]:
-    """Fix where phases begin; rows(phase) are those of an epoch of it.
+    """Fix where phases begin; rows(phase) is the number of rows in one of its epochs.
 
-    Phases that would begin at or after the `total` steps are left out.
+    Phases that would begin at or after step `total` are left out.
 
-    Worked example (1,000 rows of 128, 240 of 512, batches of 100): after 15 at 128
-    half of epoch 1 is seen, so the phase at 512 begins at row 240 + 120 = 360.
+    Worked example (1,000 rows of 128, 240 of 512, batches of 100): 15 batches of 128
+    are one and a half epochs, so the phase at 512 begins at row 240 + 120 = 360.
     """
     placed: list[Phase] = []
     start = 0
@@ -137,7 +137,7 @@ def place_phases(
         n = rows(phase)
         how = phase.batch_size, phase.length, phase.mask_rate, phase.objective
         placed.append(Phase(start, 0, n, *how))
-        if not phase.unit:  # the last phase: the rest
+        if not phase.unit:  # the last phase has no extent
             break
         start += max(1, steps_of(phase.unit, phase.extent, placed[-1], total))
         if start >= total:
@@ -146,7 +146,7 @@ def place_phases(
 
 
 def steps_of(unit: str, number: float, phase: Any, total: int) -> int:
-    """Convert a duration to steps of a phase, rounded up; percent is of the `total`.
+    """Convert a duration to steps of a phase, rounded up; percent is of `total` steps.
 
     Tokens are slots, padding included. phase: has batch_size, length and n.
     """
@@ -161,7 +161,7 @@ def steps_of(unit: str, number: float, phase: Any, total: int) -> int:
 
 
 def _carry_cursor(phases: Sequence[Phase], known: int) -> tuple[Phase, ...]:
-    """Set `first` of all phases but the `known` first ones."""
+    """Set `first` of all phases after the first `known` ones."""
     out = [*phases[:known]]
     for phase in phases[known:]:
         before = out[-1]
@@ -173,15 +173,15 @@ def _carry_cursor(phases: Sequence[Phase], known: int) -> tuple[Phase, ...]:
 def rates_of_shape(
     every: Iterable[Wanted | Phase], phase: Wanted | Phase
 ) -> tuple[Any, ...]:
-    """Return the mask rates of all phases of this one's shape: they share P."""
+    """Return the mask rates of all phases that share this shape: they share P."""
     return tuple({p.mask_rate for p in every if p.shape == phase.shape})
 
 
 def move_cursor(example: int, n: int, other: int) -> int:
-    """Return the row with the same place in its epoch: of `other` rows instead of n.
+    """Return the row at the same place in its epoch, with `other` rows instead of n.
 
-    Rounded up. The rows from there on are in an order of their own: within an epoch
-    they hold text that was seen before (`find_repeats`).
+    Rounded up. The rows from there on are in an order of their own: within the epoch
+    they may hold text that was seen before (`find_repeats`).
 
     >>> move_cursor(1500, 1000, 240), move_cursor(1500, 1000, 1000)
     (360, 1500)
@@ -191,11 +191,12 @@ def move_cursor(example: int, n: int, other: int) -> int:
 
 
 class Repeat(NamedTuple):
-    """What a change of length costs that is not at the end of an epoch.
+    """The cost of a change of length within an epoch.
 
-    before, phase: on both sides of it. seen: the share of the epoch that lies behind.
-    again: the share of the text in the rest of the epoch's rows that was seen in this
-    epoch. missed: the share of the epoch's text that is not seen in it.
+    before, phase: the phases on both sides of it. seen: the share of the epoch that is
+    done. again: the share of the text in the rest of the epoch's rows that was seen
+    before in this epoch. missed: the share of the epoch's text that is never seen in
+    it.
     """
 
     before: Phase
@@ -216,18 +217,18 @@ class Repeat(NamedTuple):
 
 
 def find_repeats(phases: Sequence[Phase]) -> list[Repeat]:
-    """Find where the length changes within an epoch, more than a batch from its ends.
+    """Return the changes of length within an epoch, more than a batch from its ends.
 
-    The orders of two lengths are independent: where a share c of the epoch's rows was
-    seen at one length, rows of another hold about c of text that was seen. Lengths of
-    which an epoch has the same number of rows have the same order (a task's rows, short
-    documents).
+    The orders of two lengths are independent: if a share c of the epoch's rows was seen
+    at one length, a share of about c of the text in rows of another length was seen
+    too. Two lengths with the same number of rows per epoch have the same order (rows of
+    a task, short documents).
 
     Worked example: half an epoch at 128, the rest at 512: half of the text in the rest
-    was seen, and a quarter of all text is not.
+    was seen before, and a quarter of all text is never seen in this epoch.
     """
     repeats = []
-    done: dict[int, float] = {}  # rows of an epoch: the share seen of this epoch
+    done: dict[int, float] = {}  # rows per epoch -> share of this epoch seen with them
     epoch = 0
     for before, phase in itertools.pairwise(phases):
         end = before.example(phase.start) / before.n
@@ -249,12 +250,12 @@ def find_repeats(phases: Sequence[Phase]) -> list[Repeat]:
 def change_phases(
     planned: Sequence[Phase], past: Sequence[Phase], step: int
 ) -> tuple[Phase, ...]:
-    """Go on from `step` with other phases than the run began with.
+    """Continue from `step` with other phases than the run began with.
 
-    planned: as the new config has them from step 0 on; past: those that led to `step`.
-    What was stays as it was; the cursor goes on from there, and so does a ramp of mask
-    rates, unless it is another one or a later phase's. With nothing new the result is
-    `past`.
+    planned: the phases of the new config from step 0 on; past: those that led to
+    `step`. Past phases stay as they were and the cursor continues. A ramp of mask rates
+    continues too, unless the new phase has another ramp or is a later phase. If nothing
+    changes, the result is `past`.
     """
     before = [p for p in past if p.start <= step]
     if not before:
@@ -266,21 +267,21 @@ def change_phases(
     same = own == last
     begun = last.start if last.ramp_start is None else last.ramp_start
     is_other = (now.mask_rate, now.objective) != (last.mask_rate, last.objective)
-    # Another batch size alone may move where a phase begins, too.
+    # A new batch size alone may move the start of a phase, so only lengths count here.
     is_other |= now.length != last.length and now.start > begun
     ramp = None if is_other else begun
     changed = [] if same else [replace(now, start=step, ramp_start=ramp)]
     phases = _carry_cursor([*before, *changed, *later], len(before))
-    # What would have begun at this very step has not: another is in its place.
+    # Drop a past phase that began at this very step: the new one replaces it.
     ends = [*(p.start for p in phases[1:]), math.inf]
     return tuple(p for p, end in zip(phases, ends, strict=True) if p.start < end)
 
 
 def skip_batches(past: Sequence[Phase], step: int, until: int) -> tuple[Phase, ...]:
-    """Go on from `step` with the rows that come after those of update `until` - 1.
+    """Continue from `step` with the rows that follow update `until` - 1.
 
-    Returns the phases up to `step`, the last of which begins there: `past` for
-    change_phases, which carries the cursor on. A ramp of mask rates goes on.
+    Returns the phases up to `step`, with a last one that begins there: the `past` of
+    change_phases, which moves the cursor on. A ramp of mask rates continues.
     """
     then = [p for p in past if p.start <= until][-1]
     now = [p for p in past if p.start <= step][-1]
@@ -293,10 +294,10 @@ def skip_batches(past: Sequence[Phase], step: int, until: int) -> tuple[Phase, .
 def count_steps(
     unit: str, number: float, place: Callable[[int], Sequence[Phase]]
 ) -> int:
-    """Return the fewest steps that make up `number` steps, examples, tokens or epochs.
+    """Return the fewest steps that cover `number` steps, examples, tokens or epochs.
 
-    place(total) says where the phases of a run of `total` steps begin. Tokens are
-    slots, padding included.
+    place(total) returns the phases of a run of `total` steps. Tokens are slots, padding
+    included.
     """
     if unit == "steps" or not number:
         return int(number)
@@ -313,12 +314,12 @@ def count_steps(
 def steps_within(
     unit: str, number: float, placed: Sequence[Phase], total: int, end: bool = False
 ) -> int:
-    """Return how many steps make up a duration at the begin of a run, or at its `end`.
+    """Return how many steps a duration takes at the beginning of a run, or at its end.
 
-    total + 1 where the whole run is shorter.
+    total + 1 if the whole run is shorter.
 
     Worked example: 10 steps of 8 rows, then 10 of 32: 96 examples are 11 steps at the
-    begin and 3 at the end.
+    beginning and 3 at the end.
     """
     if unit in ("steps", "percent"):
         return math.ceil(number * (total / 100 if unit == "percent" else 1) - 1e-9)
@@ -334,7 +335,7 @@ def steps_within(
 
 
 def measure(unit: str, phases: Sequence[Phase], total: int) -> float:
-    """Return how many examples, token slots or epochs `total` steps go through."""
+    """Return how many examples, token slots or epochs `total` steps cover."""
     ends = [*(p.start for p in phases[1:]), total]
     done = 0.0
     for phase, end in zip(phases, ends, strict=True):
@@ -345,7 +346,7 @@ def measure(unit: str, phases: Sequence[Phase], total: int) -> float:
 
 
 def to_plain(phases: Iterable[Phase]) -> list[dict[str, Any]]:
-    """Write phases as run.json and checkpoints hold them."""
+    """Convert phases to the form that run.json and checkpoints store."""
     return [
         {k: v for k, v in asdict(p).items() if k != "ramp_start" or v is not None}
         for p in phases
@@ -353,5 +354,5 @@ def to_plain(phases: Iterable[Phase]) -> list[dict[str, Any]]:
 
 
 def from_plain(records: Sequence[Mapping[str, Any]]) -> tuple[Phase, ...]:
-    """Read phases back."""
+    """Convert stored phases back."""
     return tuple(Phase(**p) for p in records)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Show how far a long job is: a bar on a terminal, a line now and then elsewhere."""
+"""Show the progress of a long job: a bar on a terminal, occasional lines elsewhere."""
 
 import sys
 import time
@@ -13,10 +13,10 @@ class Progress:
 
     Args:
       what: what is being done, the first word of the bar.
-      total: units altogether, or None when nobody knows.
+      total: number of all units, or None if it is not known.
       unit: what is counted, for example "MB".
-      work: what all units cost together, where one costs more than another, for
-        example padded tokens of lines: the time left follows the work that is done.
+      work: cost of all units together, if units differ in cost, for example padded
+        tokens of lines: the remaining time then follows the work that is done.
 
     >>> with Progress("prepare", total=72, unit="MB") as progress:
     ...     progress.add(1)
@@ -58,17 +58,17 @@ class Progress:
             self.bar.close()
 
     def name(self, what: str) -> None:
-        """Say what is being done from now on."""
+        """Change the name of what is being done."""
         self.what = what
         if self.bar is not None:
             self.bar.set_description(what)
 
     def begin(self) -> None:
-        """Take the time from here: what came before was compiling, which ends."""
+        """Restart the clock, so that compilation before it does not count."""
         self.started, self.before = time.monotonic(), self.done
 
     def add(self, units: float, work: float = 0.0) -> None:
-        """Count `units` more as done, and their work; show it when it is time."""
+        """Count `units` more as done, with their work; show it if it is time."""
         self.done += units
         self.worked += work
         if self.bar is not None:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays that hold stretches of unlike sizes, one after the other."""
+"""Arrays that concatenate runs of different sizes."""
 
 import numpy as np
 
 
 def ramps(size: np.ndarray) -> np.ndarray:
-    """Count 0, 1, ... within each of the stretches of these sizes, i64 [their sum].
+    """Count 0, 1, ... within runs of these sizes, i64 [sum of sizes].
 
     >>> ramps(np.array([2, 0, 3])).tolist()
     [0, 1, 0, 1, 2]

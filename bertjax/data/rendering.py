@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write rows for people: for a terminal, for a file, as a page."""
+"""Format rows for people: for a terminal, for a file, as a web page."""
 
 import html
 import json
@@ -12,7 +12,7 @@ import numpy as np
 from bertjax.data.batches import Inspected
 from bertjax.data.tokenizers.tokenizer import byte_text
 
-# What becomes of a token: its name, terminal colour, and sign without colours.
+# What can happen to a token: its name, terminal color, and sign without colors.
 FATES = {"masked": ("31", "{{{}}}"), "replaced": ("35", "~{}"), "kept": ("32", "={}")}
 STAGES = ("gathered", "chosen", "corrupted")
 
@@ -20,8 +20,8 @@ STAGES = ("gathered", "chosen", "corrupted")
 class Shown(NamedTuple):
     """A token of a row: its `surface` before and after masking.
 
-    fate: "" or a name of FATES; special: not of the text; segment: the packed
-    sequence; part: 0 is A, 1 is B of a pair.
+    fate: "" or a name of FATES; special: not part of the text; segment: the number of
+    the packed sequence; part: 0 for A, 1 for B of a pair.
     """
 
     before: tuple[str, bool]
@@ -33,10 +33,10 @@ class Shown(NamedTuple):
 
 
 def row_stages(seen: Inspected, tokenizer: Any, row: int) -> dict[str, list[Shown]]:
-    """Return the tokens of a row by the stages that are shown of it.
+    """Return the tokens of a row at each stage that is shown.
 
-    Of a row with a target of its own: what was gathered, input and target, whose tokens
-    are not each other's.
+    Rows with a separate target are shown as gathered, input and target, whose tokens do
+    not correspond one to one.
     """
     if seen.origin is not None:
         return dict.fromkeys(STAGES, show_row(seen, tokenizer, row))
@@ -56,7 +56,7 @@ def _plain(
     row: int,
     chosen: np.ndarray | None = None,
 ) -> list[Shown]:
-    """Return the real tokens of a side of a row as they are."""
+    """Return the real tokens of one side of a row, unchanged."""
     real = arrays[f"{side}attention_mask"][row]
     segments = arrays.get(f"{side}segment_ids", arrays[f"{side}attention_mask"])[row]
     special = set(tokenizer.special_ids.tolist()) - {tokenizer.unk_id}
@@ -70,10 +70,10 @@ def _plain(
 
 
 def show_row(seen: Inspected, tokenizer: Any, row: int) -> list[Shown]:
-    """Return the real tokens of a row; of choices one after the other."""
+    """Return the real tokens of a row; choices follow one another."""
     batch = seen.batch
     after = batch["input_ids"][row].ravel()
-    # A host half from outside may leave out what its model does not read.
+    # A host half from outside the package may omit arrays its model does not read.
     types = batch.get("token_type_ids")
     parts = np.zeros(after.shape, int) if types is None else types[row].ravel()
     before = seen.gathered["input_ids"][row]
@@ -96,7 +96,7 @@ def show_row(seen: Inspected, tokenizer: Any, row: int) -> list[Shown]:
 
 
 def surface(tokenizer: Any, token: int) -> tuple[str, bool]:
-    """Return the text of a piece and whether it is joined to the one before it."""
+    """Return the text of a piece and whether it is joined to the previous piece."""
     piece = tokenizer.pieces[token]
     if token in tokenizer.special_ids:
         return piece, False
@@ -105,7 +105,7 @@ def surface(tokenizer: Any, token: int) -> tuple[str, bool]:
     if tokenizer.kind == "byte_bpe":
         try:
             text = byte_text(piece)
-        except UnicodeDecodeError as part:  # of a character
+        except UnicodeDecodeError as part:  # part of a character
             text = part.object.decode("utf-8", "backslashreplace")
         except KeyError:
             text = piece
@@ -116,7 +116,7 @@ def surface(tokenizer: Any, token: int) -> tuple[str, bool]:
 
 
 def decode(tokenizer: Any, ids: np.ndarray) -> str:
-    """Write ids [n] as a line of text, special tokens and all."""
+    """Format ids [n] as one line of text, special tokens included."""
     out = []
     for token in ids.tolist():
         text, joined = surface(tokenizer, token)
@@ -125,11 +125,11 @@ def decode(tokenizer: Any, ids: np.ndarray) -> str:
 
 
 def to_text(tokens: Sequence[Shown], stage: str, colour: bool) -> str:
-    """Write a stage of a row in one line.
+    """Format one stage of a row as one line.
 
-    With colours A and B and neighbouring sequences differ, special tokens are dim, and
-    what is chosen stands out; without, {x} is masked, ~x a random or similar piece put
-    in, =x kept.
+    With colors, A and B and neighboring sequences differ, special tokens are dim, and
+    chosen tokens stand out; without, {x} is masked, ~x is a random or similar piece, =x
+    is unchanged.
     """
     out = []
     for t in tokens:
@@ -148,7 +148,7 @@ def to_text(tokens: Sequence[Shown], stage: str, colour: bool) -> str:
 
 
 def stream_text(ids: np.ndarray, names: Callable[[int], str]) -> str:
-    """Write the ids of a row's real tokens [n] by their names, runs of one together.
+    """Format the ids of a row's real tokens [n] by name, with runs of one id joined.
 
     >>> stream_text(np.array([0, 2, 2, 2, 0]), {0: "-", 2: "ann"}.get)
     '- x1, ann x3, - x1'
@@ -158,7 +158,7 @@ def stream_text(ids: np.ndarray, names: Callable[[int], str]) -> str:
 
 
 def visible(text: str) -> str:
-    """Replace what would move a terminal's cursor."""
+    """Replace characters that would move a terminal's cursor."""
     return "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
@@ -189,9 +189,9 @@ LEGEND = (
 def to_html(
     title: str, statistics: Mapping[str, Any], rows: Sequence[Any], legend: str = ""
 ) -> str:
-    """Write one self-contained page.
+    """Return one self-contained HTML page.
 
-    rows: (heading, [(name, its line as HTML)]) of each; legend: HTML before them.
+    rows: (heading, [(name, its line as HTML)]) of each row; legend: HTML before them.
     """
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}"
@@ -216,7 +216,7 @@ def to_html(
 
 
 def stage_html(tokens: Sequence[Shown], stage: str) -> str:
-    """Write a stage of a row as HTML."""
+    """Format one stage of a row as HTML."""
     return "".join(_token(t, stage) for t in tokens)
 
 

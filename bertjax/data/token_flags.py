@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bits of a token: of the marks in a store, and of masking's tables.
+"""The bits that describe a token, in a store's marks and in masking's tables.
 
-They share their bits, so that masking takes either for where words begin.
+Both use the same bits, so that masking can read either to find where words begin.
 """
 
 BEGINS_WORD = 1
 ENTITY = 2  # part of a name that the document's record lists
 BEGINS_ENTITY = 4
-SPECIAL = 8  # of the tables alone: never masked, never drawn
+SPECIAL = 8  # only in the tables: never masked, never drawn
 CONCEPT = 16  # part of a word of data.concept
 CONTROL = 32  # part of a word of data.control
 

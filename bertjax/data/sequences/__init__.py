@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which token ranges make a row."""
+"""Decide which token ranges make a row."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find where the sequences of a text begin and end, a window of it at a time.
+"""Find where the sequences of a text begin and end, one window of the text at a time.
 
 A text is any object with two arrays of offsets, which may be memory maps of any size:
 `sentences` [S+1] (token offsets) and `documents` [D+1] (sentence offsets), both from 0
-to the total and strictly increasing. Pages that were read are given back.
+to the total and strictly increasing. Pages that were read are released.
 """
 
 import mmap
@@ -15,15 +15,16 @@ import numpy as np
 
 from bertjax.data import counter_rng
 
-WINDOW = 1 << 20  # offsets looked at together: bounds the memory, changes no result
-LARGE = 1 << 30  # bytes: what is smaller had better be in memory soon, however read
+WINDOW = 1 << 20  # offsets handled together: bounds the memory, changes no result
+LARGE = 1 << 30  # bytes; a smaller map is best read ahead, whatever the access pattern
 _FAR = np.iinfo(np.int64).max
 
 
 class Block(NamedTuple):
     """Sequences in order, each array i64 [k]: sequence i is [start, stop) in tokens, or
-    in sentences for pairs; `slots` is what it fills of a row, special tokens and all;
-    `document` is the one it begins in, where `gather` will ask for it."""
+    in sentences for pairs and turns; `slots` is the number of slots that it occupies,
+    special tokens included; `document` is the one it begins in, if `gather` needs
+    it."""
 
     start: np.ndarray
     stop: np.ndarray
@@ -32,11 +33,11 @@ class Block(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Token ranges in order, each [p]; `of` says of which sequence, not falling.
+    """Token ranges in order, each [p]; `of` is the sequence of each, non-decreasing.
 
-    opens, closes: bool [p], whether cls stands before, and sep behind; None: before the
-    first of a sequence, behind all. values: numbers [p] that rows have in all slots of
-    a part, i32 by name.
+    opens, closes: bool [p], whether cls precedes a part and sep follows it; None: cls
+    before the first part of a sequence, sep after every part. values: numbers [p] by
+    name, which rows have in all slots of a part, i32.
     """
 
     start: np.ndarray
@@ -48,11 +49,11 @@ class Parts(NamedTuple):
 
 
 def advise(array: np.ndarray | None, advice: str, least: int = LARGE) -> None:
-    """Tell the system how the map that an array views is used, if it has `least` bytes.
+    """Tell the system how the map under an array is used, if it has `least` bytes.
 
-    MADV_RANDOM: by the page, what lies around is not asked for next (10^10 tokens, 256
-    random rows of 128 from a cold disk: 2 ms, not 100). MADV_NORMAL: read ahead. A
-    private map is left alone: it would lose what was written to it.
+    MADV_RANDOM: read single pages, without read-ahead (256 random rows of 128 from
+    10^10 tokens on a cold disk: 2 ms instead of 100). MADV_NORMAL: read ahead. A
+    private map is left alone, because it would lose what was written to it.
     """
     while isinstance(array, np.ndarray):
         if isinstance(array, np.memmap) and array.mode == "c":
@@ -63,16 +64,16 @@ def advise(array: np.ndarray | None, advice: str, least: int = LARGE) -> None:
 
 
 def release(*arrays: np.ndarray) -> None:
-    """Let go of the pages of read-only maps; they stay in the disk's cache.
+    """Release the pages of read-only maps; they stay in the disk cache.
 
-    A pass over a large file then adds a window of it to the memory of the process.
+    A pass over a large file then needs memory for one window of it only.
     """
     for array in arrays:
         advise(array, "MADV_DONTNEED", 0)
 
 
 def is_clean(offsets: np.ndarray) -> bool:
-    """Tell whether offsets strictly increase, so that nothing is empty."""
+    """Return whether offsets strictly increase, so that nothing is empty."""
     for low in range(0, len(offsets) - 1, WINDOW):
         if not (np.diff(offsets[low : low + WINDOW + 1]) > 0).all():
             return False
@@ -81,7 +82,7 @@ def is_clean(offsets: np.ndarray) -> bool:
 
 
 def document_blocks(text: Any, length: int) -> Iterator[Block]:
-    """Yield one sequence a document; a longer one is cut every length - 2 tokens.
+    """Yield one sequence per document; a longer one is cut every length - 2 tokens.
 
     Documents of 3 and 6 tokens at length 6 (room for 4): [0, 3) [3, 7) [7, 9).
     """
@@ -94,7 +95,7 @@ def document_blocks(text: Any, length: int) -> Iterator[Block]:
 
 
 def _cut(offsets: np.ndarray, room: int) -> np.ndarray:
-    """Put offsets into every stretch between two offsets that is longer than `room`."""
+    """Insert offsets between neighboring offsets that are more than `room` apart."""
     more = (np.diff(offsets) - 1) // room
     long = np.flatnonzero(more)
     if not long.size:
@@ -106,18 +107,19 @@ def _cut(offsets: np.ndarray, room: int) -> np.ndarray:
 
 
 def sentence_blocks(text: Any, length: int, cross: bool) -> Iterator[Block]:
-    """Yield as many whole sentences as fit, and across documents if `cross`.
+    """Yield sequences of as many whole sentences as fit, across documents if `cross`.
 
-    Sentences longer than the room are cut into pieces of it. Each change of document
-    moves the tokens behind it up by a gap of one separator, or by more than a row where
-    sequences must not cross; then a piece fits if its moved end does.
+    Sentences longer than the room are cut into pieces of that size. Each change of
+    document shifts the tokens after it by a gap: by one separator, or by more than a
+    row if sequences must not cross documents. Then a piece fits if its shifted end
+    does.
     """
     tok, room = text.sentences, length - 2
     gap = 1 if cross else room + 1
     begin = 0
     for low in range(0, len(tok) - 1, WINDOW):
         high = min(low + WINDOW, len(tok) - 1)
-        # a sequence that begins before `high` ends at most `room` and a piece later
+        # A sequence that begins before `high` ends at most `room` and a piece later.
         last = int(np.searchsorted(tok, min(tok[high] + 2 * room, tok[-1])))
         base = int(tok[low])
         window = tok[low : last + 1] - base
@@ -141,20 +143,20 @@ def sentence_blocks(text: Any, length: int, cross: bool) -> Iterator[Block]:
 
 
 def _documents(text: Any, low: int, high: int) -> tuple[int, np.ndarray]:
-    """Return the first document that begins in sentences [low, high], and where it and
-    the others do."""
+    """Return the first document that begins in sentences [low, high], and the starts of
+    all documents that begin there."""
     first, last = np.searchsorted(text.documents, (low, high + 1)).tolist()
     return first, text.documents[first:last]
 
 
-# What chunks of so many tokens and sentences, with such targets, fill of a row.
+# From sizes in tokens and in sentences and the targets of chunks to slots of a row.
 Slots = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 def pair_blocks(
     text: Any, length: int, seed: int, short: float, slots: Slots
 ) -> Iterator[Block]:
-    """Yield chunks of sentences that reach their target (see `targets`), or the end of
+    """Yield chunks of sentences that reach their target (see `targets`) or the end of
     their document."""
     tok, room = text.sentences, length - 3
     begin = 0
@@ -164,7 +166,7 @@ def pair_blocks(
         window = tok[low : last + 1] - tok[low]
         first, edges = _documents(text, low + 1, last)
         document = np.cumsum(np.bincount(edges - low, minlength=len(window)))
-        # moved so far that no target reaches into the next document
+        # Shift documents so far that no target extends into the next one.
         moved = window + document * (room + 1)
         target = targets(seed, short, room, np.arange(low, high))
         limit = moved[: high - low] + target - 1
@@ -179,11 +181,12 @@ def pair_blocks(
 
 
 def targets(seed: int, short: float, room: int, first: np.ndarray) -> np.ndarray:
-    """Return how many tokens chunks aim at that begin at the sentences `first`: i64,
-    `room`, but for a share `short` of them anything from 2 to it.
+    """Return the target sizes in tokens of chunks that begin at the sentences `first`.
 
-    BERT draws for a document and pass. Chunks are cut once for the run, so that this
-    would give a document with a short target many times its share of the rows for good.
+    The result is i64: `room`, but for a share `short` of the chunks uniform from 2 to
+    `room`. BERT draws one target per document and pass. Here chunks are cut once for
+    the run, so that this would give a document with a short target many times its share
+    of the rows in every epoch.
     """
     key = counter_rng.fold(seed, "target", "chunk", first)
     target = np.full(len(first), room)
@@ -197,7 +200,7 @@ def walk(
 ) -> tuple[np.ndarray, int]:
     """Go from i to the first j > i with ends[j] > limit[i] until `stop` is reached.
 
-    Returns the visited places below `stop`, i64, and the first not below it. `ends`
+    Returns the visited places below `stop`, i64, and the first one not below it. `ends`
     increases, and ends[i] <= limit[i] for `limit` [stop].
 
     >>> visited, following = walk(np.arange(1, 9), np.arange(8) + 3, 1, 8)
@@ -217,7 +220,7 @@ def follow(
 ) -> np.ndarray:
     """Return the first j > now with ends[j] > limit, i64 [k]; it is at most now + most.
 
-    By halving `most`: unlike a search of all `ends`, it looks at a few pages of them.
+    A binary search over `most`: unlike one over all `ends`, it reads few pages of them.
     """
     at = now.copy()
     step = 1 << (most.bit_length() - 1)

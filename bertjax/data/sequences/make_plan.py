@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decide which token ranges make a sequence, and which sequences a row, once for a run.
+"""Decide once for a run which token ranges make a sequence, and which sequences a row.
 
 A store is any object with three arrays: `tokens` [n], `sentences` [S+1] (token offsets)
 and `documents` [D+1] (sentence offsets); both offset arrays begin with 0 and end with
@@ -10,10 +10,10 @@ full_sentences  RoBERTa's FULL-SENTENCES (Liu et al. 2019, section 4.2): whole s
 doc_sentences   the same, but a sequence never crosses a document.
 document        one document; a longer one is cut, without regard to its sentences.
 pairs           sentence pairs of chunks of a document (sentence_pairs.py).
-turns           a turn of a conversation, behind those before it (turns.py).
+turns           a turn of a conversation, after the turns before it (turns.py).
 
-Packed, every sequence lies in exactly one row, several to a row (packing.py); they are
-those of unpacked rows.
+If rows are packed, each row holds several sequences and every sequence is in exactly
+one row (packing.py); the sequences are the same as without packing.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ from bertjax.storage import directories
 
 FORMAT = "plan-3"
 _SMALL = 1 << 20  # tokens: below this, planning is faster than opening a file
-KINDS = {  # and the shortest length
+KINDS = {  # kind -> shortest length
     "full_sentences": 3, "doc_sentences": 3, "document": 3, "pairs": 5,
     "turns": 8,
 }  # fmt: skip
@@ -59,17 +59,17 @@ def make_plan(
 ) -> Plan:
     """Plan the rows of a store; L = `length` counts the special tokens.
 
-    slots: i64 [L + 1], what a sequence of so many tokens takes of a packed row, whose
-    L slots they fill; None: as many as it has tokens. streams: those of the store that
-    rows bring. limits: of kind turns, those of turns.Limits.
+    slots: i64 [L + 1], how many of the L slots of a packed row a sequence of each
+    number of tokens occupies; None: as many as it has tokens. streams: the streams of
+    the store that rows bring. limits: for kind turns, the values of turns.Limits.
 
-    `pair_rule`, for kind pairs alone, is a name in PAIR_RULES. A packed row holds
-    at most `max_segments` sequences, by default L / 16 and 4 at least. With `cache`, a
-    directory, and a store that has a `content_hash`, large plans are kept in memory
-    maps, in a directory named by a hash of all that decides them.
+    `pair_rule`, for kind pairs only, is a name in PAIR_RULES. A packed row holds at
+    most `max_segments` sequences, by default L / 16 and at least 4. With `cache`, a
+    directory, and a store that has a `content_hash`, large plans are stored as memory
+    maps, in a directory named by a hash of everything that determines them.
 
-    Raises UserError for an unknown kind or rule, a rule where there are no pairs, a
-    length without room for text, or a store that gives no sequence or lacks a stream.
+    Raises UserError for an unknown kind or rule, a rule for another kind than pairs, a
+    length without room for text, or a store that yields no sequence or lacks a stream.
 
     Kind full_sentences, two documents of sentences [10 11] [12] and [20 21] [22]:
 
@@ -107,7 +107,7 @@ def make_plan(
         if arrays is not None:
             return replace(plan, **arrays)
     if not (chunks.is_clean(plan.sentences) and chunks.is_clean(plan.documents)):
-        # Without sentences that have no token, and documents that have no sentence.
+        # Drop sentences without tokens, and documents without sentences.
         sentences = np.unique(plan.sentences)
         edges = plan.sentences[np.unique(plan.documents)]
         documents = np.unique(np.searchsorted(sentences, edges))
@@ -119,7 +119,7 @@ def make_plan(
 
 
 def _name(plan: Plan, content: str, slots: np.ndarray | None) -> str:
-    """Name the directory of a plan by a hash of all that decides it."""
+    """Return the directory name of a plan: a hash of everything that determines it."""
     kind, seed, packed = plan.kind, plan.seed, plan.packed
     decides = [FORMAT, content, kind, plan.length]
     decides += [seed, plan.short_seq_prob, plan.pair_rule] if kind == "pairs" else []
@@ -127,7 +127,7 @@ def _name(plan: Plan, content: str, slots: np.ndarray | None) -> str:
     decides += [seed, plan.max_segments] if packed else []
     if packed and slots is not None:
         decides += [hashlib.sha256(slots.tobytes()).hexdigest()]
-    # Without this word lie plans whose short targets were drawn for documents.
+    # Cached plans without this word drew one short target per document, not per chunk.
     decides += ["chunks"] if kind == "pairs" and not packed else []
     return f"plan-{hashlib.sha256(repr(decides).encode()).hexdigest()[:32]}"
 
@@ -135,7 +135,7 @@ def _name(plan: Plan, content: str, slots: np.ndarray | None) -> str:
 def _find_streams(
     store: Any, names: Iterable[str]
 ) -> dict[str, tuple[str, np.ndarray]]:
-    """Return streams of a store by name, sorted. Raises UserError."""
+    """Return the named streams of a store, sorted by name. Raises UserError."""
     known, found = getattr(store, "streams", {}), {}
     for name in sorted(names):
         if name not in known:
@@ -151,7 +151,10 @@ def _find_streams(
 def _find_turns(
     store: Any, kind: str, limits: tuple[int, int, int] | None
 ) -> tuple[np.ndarray | None, turns.Limits | None]:
-    """Return who speaks each sentence, and the limits, of turns. Raises UserError."""
+    """Return the speaker of each sentence, and the limits. Raises UserError.
+
+    Both are None for kinds other than turns.
+    """
     if (kind == "turns") != (limits is not None):
         raise UserError(
             f"data.plan={kind}: rows of turns go with an objective that answers, such "
@@ -164,13 +167,16 @@ def _find_turns(
 
 
 def limit_segments(length: int, packed: bool, most: int | None) -> int | None:
-    """Return how many sequences a row of L tokens may hold; None: it is not packed."""
+    """Return how many sequences a row may hold; None: rows are not packed."""
     return (most or max(4, length // 16)) if packed else None
 
 
 def _cached(path: Path, plan: Plan, slots: np.ndarray | None) -> dict[str, Any] | None:
-    """Open a plan's arrays, made when they are missing or damaged; None where the text
-    has empty sentences (no store of ours): such a plan has offsets of its own."""
+    """Open a plan's arrays; create them if they are missing or damaged.
+
+    Returns None if the text has empty sentences or documents (stores of bertjax have
+    none): such a plan needs offsets of its own.
+    """
     offsets = plan.sentences, plan.documents
     arrays = _opened(path)
     if arrays is None:
@@ -178,7 +184,7 @@ def _cached(path: Path, plan: Plan, slots: np.ndarray | None) -> dict[str, Any] 
             chunks.advise(array, "MADV_NORMAL")
         if not all(map(chunks.is_clean, offsets)):
             return None
-        if _opened(path) is None:  # nobody has made it meanwhile
+        if _opened(path) is None:  # no other process has created it meanwhile
             directories.remove(path)
         directories.make_whole(path, lambda part: _write_arrays(part, plan, slots))
         arrays = _opened(path)
@@ -191,7 +197,7 @@ def _cached(path: Path, plan: Plan, slots: np.ndarray | None) -> dict[str, Any] 
 
 
 def _opened(path: Path) -> dict[str, Any] | None:
-    """Map the arrays of a directory; None if it is not whole."""
+    """Map the arrays of a directory; return None if it is incomplete."""
     try:
         about = json.loads((path / "plan.json").read_text("utf-8"))
         columns = {}
@@ -205,7 +211,7 @@ def _opened(path: Path) -> dict[str, Any] | None:
 
 
 def _arrays(columns: dict[str, np.ndarray], skipped: dict[str, int]) -> dict[str, Any]:
-    """Name columns as a Plan does: where nothing is skipped, stops are starts."""
+    """Name columns as in Plan; without stops, a sequence ends where the next begins."""
     edges = columns["starts"]
     if "stops" not in columns:
         columns = columns | {"starts": edges[:-1], "stops": edges[1:]}
@@ -213,7 +219,7 @@ def _arrays(columns: dict[str, np.ndarray], skipped: dict[str, int]) -> dict[str
 
 
 def _write_arrays(path: Path, plan: Plan, slots: np.ndarray | None) -> None:
-    """Plan everything into the files of a directory."""
+    """Plan everything and write it into the files of a directory."""
     files: dict[str, IO[bytes]] = {}
     sizes: dict[str, tuple[str, int]] = {}
     with contextlib.ExitStack() as stack:
@@ -254,14 +260,14 @@ def _fill(plan: Plan, add: Add, slots: np.ndarray | None) -> dict[str, int]:
 
 
 def _index(plan: Plan) -> str:
-    """Return a type for the numbers of sequences, and so of documents."""
-    # A sequence has a token at least, and no sentence more pieces than this.
+    """Return a dtype for the numbers of sequences and documents."""
+    # An upper bound: each sequence ends with a sentence, or with a full piece of one.
     most = len(plan.sentences) + len(plan.tokens) // plan.room
     return "<u4" if most < 1 << 32 else "<i8"
 
 
 def _sequences(plan: Plan, add: Add, skipped: Counter[str]) -> Iterator[np.ndarray]:
-    """Plan the sequences into columns; yield what they fill of a row, i64."""
+    """Plan the sequences into columns; yield the slots that each occupies, i64."""
     gaps = plan.pair_rule in sentence_pairs.SKIPS_SINGLE
     apart, end = gaps or plan.kind == "turns", None
     if plan.kind == "turns":
@@ -278,7 +284,7 @@ def _sequences(plan: Plan, add: Add, skipped: Counter[str]) -> Iterator[np.ndarr
     for block in blocks:
         if gaps:
             alone = block.stop - block.start == 1
-            first = block.start[alone]  # a sentence alone, from here to the next
+            first = block.start[alone]  # the only sentence of each such chunk
             if first.size:
                 lost = plan.sentences[first + 1] - plan.sentences[first]
                 skipped["chunks of one sentence"] += len(lost)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pack sequences of any lengths into rows, decided once for the run.
 
-On the histogram of lengths (Krell et al. 2021, arXiv 2107.02027): rows that are alike
-are handled together, so that the cost depends on the lengths, not on how many there
-are. Best fit decreasing (Johnson 1973) is nearly optimal while a row has places enough.
-Where the cap on sequences binds it leaves the short ones for the end, in rows that are
-full in number and half empty; then every row takes its share of them instead.
+The algorithms work on the histogram of lengths (Krell et al. 2021, arXiv 2107.02027):
+equal rows are handled together, so that the cost depends on the number of different
+lengths, not on the number of sequences. Best fit decreasing (Johnson 1973) is nearly
+optimal if a row may hold enough sequences. If the cap on sequences binds, it leaves the
+short ones for the end, in rows that reach the cap half empty; fair shares, which give
+every row its share of the short sequences, then need fewer rows.
 """
 
 import bisect
@@ -20,7 +21,7 @@ WINDOW = 1 << 20  # sequences packed together: part of what decides a plan
 
 
 class Placed(NamedTuple):
-    """Sequences of one length put into rows: `each` a row, from row `first` on."""
+    """Sequences of one length placed into rows: `each` per row, from row `first` on."""
 
     length: int
     first: int
@@ -42,7 +43,7 @@ def best_fit(counts: np.ndarray, length: int, cap: int) -> tuple[list[Placed], i
     ([(6, 0, 2, 1), (4, 0, 2, 1), (4, 2, 1, 1), (2, 2, 1, 1)], 3)
     """
     placed: list[Placed] = []
-    free: list[int] = []  # the kinds of space left, sorted
+    free: list[int] = []  # the different amounts of space left, sorted
     alike: dict[int, list[tuple[int, int, int]]] = {}  # space: (first, rows, filled)
     total = 0
 
@@ -80,12 +81,14 @@ def best_fit(counts: np.ndarray, length: int, cap: int) -> tuple[list[Placed], i
 
 
 def fair_shares(counts: np.ndarray, length: int, cap: int) -> tuple[list[Placed], int]:
-    """Place the same as `best_fit`, as many to a row as there are to a full row left.
+    """Place the same sequences, so that rows hold nearly equal numbers of them.
 
-    A row begins with the longest; each further one is the longest that leaves room for
-    the row's share of the shortest. Rows are repeated while the lengths last.
+    A row should hold as many sequences as the remaining ones have per full row on
+    average. It begins with the longest; each further sequence is the longest that
+    leaves room for the rest of that number in the shortest length. Rows are repeated
+    while the lengths last.
 
-    Worked example (rows of 10, two sequences each; of 2, 3 and 7, two each):
+    Worked example (rows of 10, at most two sequences each; two each of 2, 3 and 7):
 
     >>> placed, rows = fair_shares(np.array([0, 0, 2, 2, 0, 0, 0, 2]), 10, 2)
     >>> [tuple(p) for p in placed], rows
@@ -105,7 +108,7 @@ def fair_shares(counts: np.ndarray, length: int, cap: int) -> tuple[list[Placed]
             limit = max(free - (more - 1) * least, least)
             at = bisect.bisect_right(sizes, limit, 0, at + 1) - 1
             size = sizes[at]
-            # the next choice is the same while the limit, which sinks, allows it
+            # The next choice is the same until the falling limit excludes it.
             again = (limit - size) // (size - least) + 1 if size > least else free
             unused = left[size] - row.get(size, 0)
             each = min(unused, more, free // size, again)
@@ -124,7 +127,7 @@ def fair_shares(counts: np.ndarray, length: int, cap: int) -> tuple[list[Placed]
 
 
 def place(counts: np.ndarray, length: int, cap: int) -> tuple[list[Placed], int]:
-    """Place sequences by best fit, or by fair shares where that needs fewer rows."""
+    """Place sequences by best fit, or by fair shares if that needs fewer rows."""
     ways = best_fit(counts, length, cap), fair_shares(counts, length, cap)
     return min(ways, key=lambda placed_and_rows: placed_and_rows[1])
 
@@ -134,9 +137,9 @@ def pack(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Pack one window of sequences; `sizes` [n <= WINDOW], each from 1 to `length`.
 
-    Sequences of one length are shuffled before they are dealt out. Returns how many
-    sequences each row holds, i64 [rows], and which, i64 [n], row after row, rising
-    within a row.
+    Sequences of one length are shuffled before they are assigned. Returns how many
+    sequences each row holds, i64 [rows], and their numbers, i64 [n], row after row,
+    ascending within a row.
     """
     local = np.arange(len(sizes), dtype=np.uint64)
     noise = counter_rng.bits(counter_rng.fold(seed, "pack", window), local)

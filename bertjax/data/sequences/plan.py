@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of a run: which token ranges make a sequence, which sequences a row.
+"""The rows of a run: which token ranges make a sequence, and which sequences a row.
 
 A plan (make_plan.py) fixes the number of rows for the whole run, so that seeking is
 arithmetic. A sequence is `cls`, then its parts, each followed by `sep`: the two halves
-of a pair, or what a row holds of each document. A row is one sequence, or several if
-packed.
+of a pair, or the text that it holds of each document. A row is one sequence, or several
+if packed.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,31 +22,32 @@ from bertjax.data.sequences.chunks import Parts
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What sequences exist: i lies in [starts[i], stops[i]), token offsets, for pairs
-    sentence offsets. Packed, row r holds members[rows[r] : rows[r + 1]]. `document` is
-    there for pairs and full_sentences."""
+    """All sequences of a run: sequence i is [starts[i], stops[i]), in token offsets, or
+    in sentence offsets for pairs and turns. If packed, row r holds
+    members[rows[r] : rows[r + 1]]. `document` is set for pairs, turns and
+    full_sentences."""
 
     kind: str
     length: int
     seed: int
     short_seq_prob: float
-    pair_rule: str | None  # of pairs: a name in PAIR_RULES, or None: in order
+    pair_rule: str | None  # for pairs: a name in PAIR_RULES, or None: in order
     max_segments: int | None  # the most sequences a row may hold; None: not packed
     starts: np.ndarray  # i64 [sequences]
     stops: np.ndarray  # i64 [sequences]
-    document: np.ndarray | None  # u32 or i64 [sequences]: which each begins in
+    document: np.ndarray | None  # u32 or i64 [sequences]: the one each begins in
     rows: np.ndarray | None  # i64 [n+1]
     members: np.ndarray | None  # u32 or i64 [sequences]
-    skipped: dict[str, int]  # what of the text is in no sequence
+    skipped: dict[str, int]  # how much of the text is in no sequence, and why
     tokens: np.ndarray  # [tokens], u16 or u32
     sentences: np.ndarray  # i64 [S+1] token offsets, strictly increasing
     documents: np.ndarray  # i64 [D+1] sentence offsets, strictly increasing
-    counts: np.ndarray | None  # [V] how often each id occurs, where the store knows
-    marks: np.ndarray | None  # u8 [tokens], where the store has them
+    counts: np.ndarray | None  # [V] how often each id occurs, if the store knows
+    marks: np.ndarray | None  # u8 [tokens], if the store has them
     # Ids that are gathered as {name}_ids: ("token", [tokens]) or ("sentence", [S]).
     streams: Mapping[str, tuple[str, np.ndarray]] = field(default_factory=dict)
-    speakers: np.ndarray | None = None  # [S] of conversations (turns.py)
-    limits: turns.Limits | None = None  # of turns
+    speakers: np.ndarray | None = None  # [S], only for turns (turns.py)
+    limits: turns.Limits | None = None  # only for turns
 
     @property
     def packed(self) -> bool:
@@ -65,7 +66,7 @@ class Plan:
 
     @property
     def room(self) -> int:
-        """Tokens that fit in a row beside the special tokens of one sequence."""
+        """The tokens that fit in a row besides the special tokens of one sequence."""
         return self.length - (3 if self.kind == "pairs" else 2)
 
     def pair_tokens(
@@ -73,9 +74,9 @@ class Plan:
     ) -> np.ndarray:
         """Return the tokens that packed pairs of chunks of `size` tokens may have.
 
-        Fixed before they are drawn, i64 [k]: their own, and `room` at most. Under NSP
-        one sentence needs a partner: its pair may reach the chunk's target, as far as
-        documents, on average, have the tokens.
+        The number is fixed before a pair is drawn, i64 [k]: the chunk's own tokens, at
+        most `room`. Under NSP a single sentence needs a partner: its pair may reach the
+        chunk's target, but grows at most by the mean size of a document.
         """
         if self.pair_rule == "nsp":
             mean = len(self.tokens) // (len(self.documents) - 1)
@@ -86,27 +87,27 @@ class Plan:
     def pair_slots(
         self, size: np.ndarray, sentences: np.ndarray, target: np.ndarray
     ) -> np.ndarray:
-        """Return the same with the special tokens, i64 [k]."""
+        """Return `pair_tokens` plus the special tokens, i64 [k]."""
         halves = 2 - ((sentences == 1) & (self.pair_rule is None))
         return self.pair_tokens(size, sentences, target) + 1 + halves
 
     def gather(
         self, ids: np.ndarray, keys: np.ndarray, specials: Any
     ) -> dict[str, np.ndarray]:
-        """Make the rows of examples `ids` [b], drawing with `keys` u64 [b].
+        """Return the rows of examples `ids` [b]; draws use `keys` u64 [b].
 
         Returns input_ids, token_type_ids and attention_mask, i32 [b, L], and the
         labels of the plan's pair rule, i32 [b]; without a rule B is the rest of the
-        chunk. `specials` has pad_id, cls_id and sep_id. A store with marks gives
-        `marks`, u8 [b, L], 0 at special tokens. Each of `streams` gives {name}_ids, i32
-        [b, L], 0 there too. Rows of turns have role_ids and turn_ids, i32 [b, L].
+        chunk. `specials` has pad_id, cls_id and sep_id. If the store has marks there is
+        `marks`, u8 [b, L], 0 at special tokens. Each of `streams` adds {name}_ids, i32
+        [b, L], also 0 there. Rows of turns have role_ids and turn_ids, i32 [b, L].
 
-        Packed rows have besides segment_ids, i32 [b, L] (1, 2, ... in order, 0 for
-        padding) and position_ids, i32 [b, L], which restart with each sequence, and
-        with S the most sequences a row may hold cls_positions, i32 [b, S], and
-        cls_weights, f32 [b, S], 1 where there is a sequence; labels are i32 [b, S].
+        Packed rows also have segment_ids, i32 [b, L] (1, 2, ... in order, 0 for
+        padding) and position_ids, i32 [b, L], which restart with each sequence. With S
+        the most sequences that a row may hold, they have cls_positions, i32 [b, S], and
+        cls_weights, f32 [b, S], 1 if there is a sequence; labels are i32 [b, S].
 
-        A pair of more than L - 3 tokens loses tokens from its longer side (B when both
+        A pair of more than L - 3 tokens loses tokens from its longer side (B if both
         are equal) until it fits, each from the front or the back with equal chance.
 
         Pairs, L = 9, a chunk of sentences [10 11] [12 13], split after the first:
@@ -146,7 +147,7 @@ class Plan:
         return rows | labels
 
     def truncated(self, ids: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """Count the tokens cut off each row, i64 [b]; 0 but for pairs."""
+        """Count the tokens cut off each row, i64 [b]; only pairs are cut."""
         if self.kind != "pairs":
             return np.zeros(len(ids), np.int64)
         s = _sequences(self, ids, keys)
@@ -162,7 +163,7 @@ class Plan:
         return np.searchsorted(begins, self.starts[first], "right") - 1
 
     def check_ids(self, vocab_size: int) -> None:
-        """Raise UserError when the text holds an id that is not below vocab_size."""
+        """Raise UserError if the text holds an id that is not below vocab_size."""
         known = self.counts is not None
         ids = np.flatnonzero(self.counts) if known else self.tokens
         if (largest := int(ids.max(initial=0))) >= vocab_size:
@@ -178,9 +179,10 @@ def row_specs(
     pair_rule: str | None,
     streams: Iterable[str] = (),
 ) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Return what `gather` makes of a row but `marks`: {name: (shape, dtype)}.
+    """Return the arrays that `gather` creates for a row, without marks.
 
-    max_segments: of packed rows, else None. streams: names of those that it brings.
+    The result is {name: (shape, dtype)}. max_segments: None unless rows are packed.
+    streams: names of the streams that rows bring.
     """
     row, packed = (length,), max_segments is not None
     names = ["input_ids", "attention_mask", "token_type_ids"]
@@ -197,8 +199,8 @@ def row_specs(
 
 
 class _Sequences(NamedTuple):
-    """The sequences of some rows in order, each array [k]: the row, from 0; which of
-    the row's it is, from 0; its number in the plan; and its key."""
+    """The sequences of some rows in order, each array [k]: the number of the row, from
+    0; of the sequence in its row, from 0; of the sequence in the plan; and its key."""
 
     row: np.ndarray
     nth: np.ndarray
@@ -222,7 +224,7 @@ def _sequences(plan: Plan, ids: np.ndarray, keys: np.ndarray) -> _Sequences:
 
 
 def _parts_by_document(plan: Plan, s: _Sequences) -> Parts:
-    """Cut sequences where a document ends within them."""
+    """Cut sequences at the ends of documents within them."""
     start, stop = plan.starts[s.number], plan.stops[s.number]
     tok, docs = plan.sentences, plan.documents
     edge = plan.document[s.number].astype(np.int64) + 1
@@ -269,7 +271,7 @@ def _pair_parts(plan: Plan, s: _Sequences) -> tuple[Parts, dict[str, np.ndarray]
     pair, cut = _draw_pairs(plan, s)
     front = np.empty_like(cut)
     for half, name in enumerate(("front of a", "front of b")):
-        # Each removed token is one of the front or of the back, by a fair coin.
+        # A fair coin decides whether a removed token is the first or the last one.
         key = counter_rng.fold(s.keys, name)
         front[:, half] = counter_rng.binomial_half(key, cut[:, half])
     start, stop = pair.start + front, pair.stop + front - cut
@@ -281,11 +283,11 @@ def _pair_parts(plan: Plan, s: _Sequences) -> tuple[Parts, dict[str, np.ndarray]
 def _framed(
     plan: Plan, parts: Parts, s: _Sequences, b: int, specials: Any
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Lay parts out in b rows; return the arrays [b, L] and where sequences begin, in
+    """Lay parts out in b rows; return the arrays [b, L] and the starts of sequences in
     the flattened rows, i64 [k].
 
-    What is the same for a part is repeated over its slots; the last part of a row is
-    spread over the padding as well, which is blanked afterwards.
+    Values of a part are repeated over its slots; the last part of a row also covers the
+    padding, which is blanked afterwards.
     """
     shape, slots = (b, plan.length), b * plan.length
     row = s.row[parts.of]

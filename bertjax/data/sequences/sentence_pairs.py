@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make sentence pairs of chunks: the rules that give them labels, and truncation.
+"""Split chunks into sentence pairs: the rules that label them, and truncation.
 
-BERT's create_pretraining_data (Devlin et al. 2019, appendix A.2) with two changes:
-chunk boundaries are drawn once for the run, the split, the coin, the random partner and
-the side of truncation for each (epoch, example); the official code rechunks each pass
-and rewinds after a random partner.
+This is BERT's create_pretraining_data (Devlin et al. 2019, appendix A.2) with two
+changes. Chunk boundaries are drawn once for the run, where the official code rechunks
+in each pass; and it rewinds after a random partner, which is not done here. The split,
+the coin, the random partner and the side of truncation are drawn for each (epoch,
+example).
 """
 
 from typing import NamedTuple
@@ -16,10 +17,10 @@ from bertjax.data.sequences import chunks
 
 
 class Chunks(NamedTuple):
-    """What a pair rule decides upon, each array [k]: the keys and documents of chunks,
-    their sentences [start, stop), of which those before `split` are A, and how many
-    tokens a pair aims at, `room` at most. `sentences` and `documents` are the offsets
-    of the text."""
+    """The chunks that a pair rule works on, each array [k]: their keys and documents,
+    their sentences [start, stop), of which those before `split` are A, and the number
+    of tokens that a pair should reach, at most `room`. `sentences` and `documents` are
+    the offsets of the text."""
 
     sentences: np.ndarray
     documents: np.ndarray
@@ -33,7 +34,7 @@ class Chunks(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """The token ranges of A and B, i64 [k, 2], and the labels i32 [k] of the rule."""
+    """The token ranges of A and B, i64 [k, 2], and the rule's labels, i32 [k]."""
 
     start: np.ndarray
     stop: np.ndarray
@@ -41,17 +42,17 @@ class Pairs(NamedTuple):
 
 
 def in_order(c: Chunks) -> Pairs:
-    """Take the rest of the chunk as B, without a label; one sentence has no B."""
+    """Use the rest of the chunk as B, without a label; a single sentence has no B."""
     edges = c.sentences[np.stack([c.start, c.split, c.stop], 1)]
     return Pairs(edges[:, :2].copy(), edges[:, 1:].copy(), {})
 
 
 def _next_sentence(c: Chunks) -> Pairs:
-    """Let B follow A (label 0), or be drawn from another document (label 1).
+    """Let B follow A (label 0), or draw B from another document (label 1).
 
-    Devlin et al. 2019, section 3.1, task 2. B is random by a fair coin, and always when
-    the chunk is one sentence. With a single document the partner comes from it, yet is
-    not the true next sentence as long as there is another.
+    Devlin et al. 2019, section 3.1, task 2. A fair coin decides; B is always random if
+    the chunk is one sentence. If there is only one document the partner comes from it,
+    but is not the true next sentence unless there is no other.
     """
     tok, docs = c.sentences, c.documents
     key = counter_rng.fold(c.keys, "next")
@@ -68,7 +69,7 @@ def _next_sentence(c: Chunks) -> Pairs:
         begin = counter_rng.below(key, 2, size - shun)
         begin += shun & (begin >= c.split)
     missing = c.target - (tok[c.split] - tok[c.start])
-    # a sentence at least, and each has a token
+    # At least one sentence; each has a token, so that `room` bounds the search.
     end = chunks.follow(tok, tok[begin] + missing - 1, c.room, begin)
     end = np.minimum(end, docs[other + 1])
     start, stop, _ = in_order(c)
@@ -80,9 +81,10 @@ def _sentence_order(c: Chunks) -> Pairs:
     """Let B follow A (label 0), or A follow B (label 1), by a fair coin.
 
     Lan et al. 2020, section 3.1. The official code turns chunks of one sentence into
-    pairs of two documents; here there are none (`SKIPS_SINGLE`). As there, the second
-    half is longer by some tokens, since the chunk's last sentence is the one that
-    reaches its target: on Wikipedia at L = 128 lengths alone tell 54% of the labels.
+    pairs of two documents; here such chunks are skipped (`SKIPS_SINGLE`). As in the
+    official code, the second half is slightly longer, because the chunk's last sentence
+    is the one that reaches the target: on Wikipedia at L = 128 the lengths alone
+    predict 54% of the labels.
     """
     swap = counter_rng.bits(counter_rng.fold(c.keys, "order"), 0) >> np.uint64(63) == 1
     start, stop, _ = in_order(c)

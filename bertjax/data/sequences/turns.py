@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns of conversations: a sequence is an answer and as much as fits of what was said
-before it (Bao et al. 2021, PLATO-XL, arXiv 2109.09519, section 3).
+"""Turns of conversations: a sequence is an answer and as many turns before it as fit
+(Bao et al. 2021, PLATO-XL, arXiv 2109.09519, section 3).
 
-A document is a conversation, a sentence a turn, and speakers i64 [S] say whose: 1, 2,
-... in a conversation, 0 for sentences of knowledge, which come first. Every turn that
-has a context is the answer of one sequence, so that their number is known:
+A document is a conversation, a sentence is a turn, and speakers i64 [S] names the
+speaker of each: 1, 2, ... in a conversation, 0 for sentences of knowledge, which come
+first. Every turn that has a context is the answer of one sequence, so that the number
+of sequences is known:
 
     cls knowledge sep turn sep turn sep | cls answer sep
 
-An answer has `target` slots at most, its cls and sep included: a longer one loses its
-end, and its sep. The context has what an answer leaves of a row, and `context` slots at
-most: whole turns, the oldest of which are left out. Knowledge has half of what the
-longest answer leaves at most, and what is longer loses its end.
+An answer has at most `target` slots, its cls and sep included: a longer one loses its
+end and its sep. The context gets the slots that an answer leaves of a row, at most
+`context` slots: whole turns, of which the oldest are left out. Knowledge gets at most
+half of what the longest answer leaves; longer knowledge loses its end.
 """
 
 from collections import Counter
@@ -24,29 +25,29 @@ from bertjax.data.ragged import ramps
 from bertjax.data.sequences import chunks
 from bertjax.data.sequences.chunks import Block, Parts
 
-KNOWN = 0  # the speaker of what was known before
+KNOWN = 0  # the speaker of sentences of knowledge
 CONTEXT, ANSWER, KNOWLEDGE = 0, 1, 2  # token types
 
 
 class Limits(NamedTuple):
     """target: slots of an answer. context: slots of a context. predictions: tokens that
-    a packed row may predict, of all its answers; a sequence fills as much of the row as
-    it predicts of these."""
+    all answers of a packed row may predict together; a sequence occupies at least the
+    share of the row that it uses of these predictions."""
 
     target: int
     context: int
     predictions: int
 
     def known(self, length: int) -> int:
-        """Return the most tokens of knowledge in a row of so many slots."""
+        """Return the most tokens of knowledge in a row of `length` slots."""
         return max(min(self.context, length - self.target) // 2 - 1, 0)
 
 
 def turn_blocks(
     text: Any, length: int, limits: Limits, skipped: Counter[str]
 ) -> Iterator[Block]:
-    """Yield a sequence a turn that has a context: sentences [start, stop) of which the
-    last is the answer; what is left out is added to `skipped`.
+    """Yield a sequence for each turn that has a context: sentences [start, stop), the
+    last of which is the answer; what is left out is added to `skipped`.
 
     text: has `speakers` [S] besides its offsets.
     """
@@ -65,10 +66,10 @@ def turn_blocks(
         kept = np.minimum(whole, limits.known(length))
         skipped["tokens of knowledge"] += int((whole - kept).sum())
 
-        # Each turn and its sep: a context is as many of the last ones as fit.
+        # Each turn with its sep: a context holds as many of the last turns as fit.
         filled = ends - ends[0] + np.arange(len(ends))
         own, tokens = document[at], ends[at + 1] - ends[at]
-        # With cls and sep; one that is cut has no sep.
+        # With cls and sep; an answer that is cut has no sep.
         answer = np.minimum(tokens + 2, limits.target)
         before = 1 + kept[own] + (kept[own] > 0)
         fits = np.minimum(limits.context, length - answer) - before
@@ -84,7 +85,7 @@ def turn_blocks(
             np.maximum(tokens + 1 - limits.target, 0).sum()
         )
         size = before + filled[at] - filled[start] + answer
-        # A row's predictions never run out before its slots do.
+        # The predictions of a row must not run out before its slots do.
         share = -(-(answer - 1) * length // limits.predictions)
         yield Block(start + first, at + first + 1, np.maximum(size, share), own + low)
         chunks.release(text.documents, text.sentences, text.speakers)
@@ -93,11 +94,11 @@ def turn_blocks(
 def find_parts(
     text: Any, first: np.ndarray, stop: np.ndarray, document: np.ndarray
 ) -> Parts:
-    """Return the parts of sequences: of sentences [first, stop) in documents, [k] each.
+    """Return the parts of sequences of the sentences [first, stop) in documents, [k].
 
-    text: a plan of turns. Values of a part are its token type, CONTEXT, ANSWER or
-    KNOWLEDGE; its role, 0 of who answers, of the others 1, 2, ... in the order in which
-    they spoke last, the latest first; its turns to the answer, 0 of itself.
+    text: a plan of turns. Values of a part are: its token type, CONTEXT, ANSWER or
+    KNOWLEDGE; its role, 0 for the speaker of the answer, 1, 2, ... for the others, by
+    how recently they spoke; and its distance to the answer in turns, 0 for the answer.
     """
     tok, begin = text.sentences, text.documents[document]
     known, target = text.limits.known(text.length), text.limits.target
@@ -125,11 +126,12 @@ def find_parts(
 
 
 def find_roles(of: np.ndarray, speaker: np.ndarray) -> np.ndarray:
-    """Return the role of each turn, i64 [p]; of: its conversation, the last turn of
-    which is the answer; speaker: 0 for none, whose role is 0.
+    """Return the role of each turn, i64 [p].
 
-    A speaker's role is how many others spoke after them: 0 of who answers. Of two who
-    take turns it is (N - i) mod 2 of turn i of N, as in PLATO-XL's code.
+    of: the conversation of each turn; its last turn is the answer. speaker: 0 for
+    knowledge, whose role is 0. The role of a speaker is the number of other speakers
+    who spoke after their last turn: 0 for the speaker of the answer. If two speakers
+    alternate, the role of turn i of N is (N - i) mod 2, as in PLATO-XL's code.
 
     >>> find_roles(np.zeros(6, int), np.array([1, 2, 3, 2, 2, 1])).tolist()
     [0, 1, 2, 1, 1, 0]
@@ -138,7 +140,7 @@ def find_roles(of: np.ndarray, speaker: np.ndarray) -> np.ndarray:
     if not turns.size:
         return role
     order = turns[np.lexsort((turns, speaker[turns], of[turns]))]
-    # Runs of one speaker in a conversation, of which the last turn counts.
+    # Runs of one speaker in a conversation; the last turn of a run counts.
     changes = (np.diff(of[order]) != 0) | (np.diff(speaker[order]) != 0)
     run = np.append(0, np.cumsum(changes))
     latest = order[np.append(np.flatnonzero(changes), len(order) - 1)]
