@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Token stores, and how they are made from text."""
+"""Token stores, and how they are created from text."""

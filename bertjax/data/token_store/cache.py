@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""data.cache: a directory of whole directories, on this machine or behind a URL.
+"""data.cache: a directory of complete directories, on this machine or behind a URL.
 
-Behind a URL (gs://..., whatever etils.epath opens) things are made in a mirror on the
-local disk and uploaded whole, the file that says so last; what is found there is
-copied to the mirror, checked, and then used from it.
+Behind a URL (gs://..., or anything that etils.epath opens), directories are created in
+a mirror on the local disk and uploaded as a whole; the file that marks them as complete
+comes last. Directories found there are copied to the mirror, checked, and then used
+from the mirror.
 """
 
 import contextlib
@@ -27,17 +28,17 @@ from bertjax.storage import directories
 from bertjax.storage.atomic import write_file
 from bertjax.storage.paths import expand
 
-LAST = ("meta.json", "identity")  # a remote directory is whole when one is there
-SAME = ".uploaded"  # in a directory of the mirror that is there as well
+LAST = ("meta.json", "identity")  # either marks a remote directory as complete
+SAME = ".uploaded"  # marks a directory of the mirror that the remote cache has too
 MIRRORS = "BERTJAX_LOCAL_CACHE"  # the environment variable
 
 
 class Cache:
-    """Named directories that are there whole or not at all; it can be pickled.
+    """Named directories that are either complete or absent; it can be pickled.
 
     Attributes:
-      root: where they lie on this machine.
-      url: "" or what the mirror `root` belongs to.
+      root: the directory on this machine that holds them.
+      url: "", or the URL that the mirror `root` belongs to.
     """
 
     def __init__(self, root: Path, url: str = "") -> None:
@@ -58,16 +59,16 @@ class Cache:
             raise UserError(f"data.cache={self.url}: {err.strerror or err}") from None
 
     def has(self, name: str) -> bool:
-        """Tell whether a directory is there."""
+        """Return whether a directory exists."""
         if not self.url or (self.root / name / SAME).exists():
             return (self.root / name).is_dir()
         with self._reaching():
             return any((self._far(name) / last).exists() for last in LAST)
 
     def make(self, name: str, write: Callable[[Path], None], keep: bool = True) -> None:
-        """Have `write` fill a directory; see directories.make_whole.
+        """Create a directory that `write` fills; see directories.make_whole.
 
-        Without `keep` nothing but the uploaded directory stays behind a URL.
+        Behind a URL, without `keep`, only the uploaded directory stays.
         """
         path = self.root / name
         if not path.is_dir():
@@ -75,7 +76,7 @@ class Cache:
         if not self.url:
             return
         files = [p for p in path.rglob("*") if p.is_file() and p.name != SAME]
-        # What says that the directory is whole comes last.
+        # The file that marks the directory as complete comes last.
         files.sort(key=lambda p: (p.parent == path and p.name in LAST, str(p)))
         with self._reaching():
             for file in files:
@@ -88,9 +89,9 @@ class Cache:
             directories.remove(path)
 
     def get(self, name: str, check: Callable[[Path], Any] = lambda path: None) -> Path:
-        """Return where a directory lies on this machine.
+        """Return the place of a directory on this machine.
 
-        `check` raises UserError for a copy of a remote one that is damaged.
+        `check` raises UserError if the copy of a remote directory is damaged.
         """
         path = self.root / name
 
@@ -115,7 +116,7 @@ class Cache:
         return f"{self.url}/{name}" if self.url else os.fspath(self.root / name)
 
     def remove(self, name: str) -> None:
-        """Remove a directory, here and there."""
+        """Remove a directory, on this machine and behind the URL."""
         directories.remove(self.root / name)
         if self.url:
             with self._reaching():
@@ -125,10 +126,12 @@ class Cache:
 
     @contextlib.contextmanager
     def sharing_hashes(self) -> Iterator[None]:
-        """Share the hashes of texts behind URLs with all who use a cache behind one:
-        a new machine then finds their stores without reading the texts. A bucket that
-        cannot be read or written only means hashing again. Those of many files are
-        read and saved together, whatever the cache."""
+        """Share the hashes of texts behind URLs with all users of a cache behind one.
+
+        A new machine then finds their stores without reading the texts. If the bucket
+        cannot be read or written, texts are only hashed again. With any cache, the
+        hashes of many files are read and saved together.
+        """
         root, shared = os.fspath(self.root), {}
         if not self.url:
             with keeping_hashes(root):
@@ -151,9 +154,9 @@ class Cache:
 
 
 def open_cache(cache: str | os.PathLike[str]) -> Cache:
-    """Return data.cache; a URL's mirror is below $BERTJAX_LOCAL_CACHE or ~/.cache.
+    """Return data.cache; the mirror of a URL is in $BERTJAX_LOCAL_CACHE or ~/.cache.
 
-    Raises UserError where no directory can be made or written.
+    Raises UserError if the directory cannot be created or written.
     """
     where, url = os.fspath(cache), ""
     if "://" in where:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Components of a text: named sources that become a token store each.
+"""Components of a text: named sources that become one token store each.
 
 With data.group_field a component is <cache>/groups-<label>-<key>/, a directory of
-stores, one a value of the field, and a meta.json that names them.
+stores, one per value of the field, and a meta.json that names them.
 """
 
 import contextlib
@@ -37,11 +37,11 @@ from bertjax.data.token_store.store import (
 )
 from bertjax.data.tokenizers.backends import SPACE_FIRST
 
-ATTEMPTS = 3  # at a component whose parts turn out to be damaged
+ATTEMPTS = 3  # retries for a component whose pieces turn out to be damaged
 
 
 def title(role: str, name: str) -> str:
-    """Name a store for people, who give training and validation text the same names.
+    """Name a store for people; training and validation text may share names.
 
     >>> title("train", "en"), title("valid", "valid")
     ('train en', 'valid')
@@ -50,7 +50,7 @@ def title(role: str, name: str) -> str:
 
 
 def full_name(role: str, label: str, group: str) -> str:
-    """Name a store: by its component, its group, or both; else by its role.
+    """Name a store by its component, its group, or both; without these, by its role.
 
     >>> full_name("train", "web", "en"), full_name("train", "train", "en")
     ('web.en', 'en')
@@ -61,12 +61,12 @@ def full_name(role: str, label: str, group: str) -> str:
 
 
 class Component:
-    """Sources with one name, and where what is made of them lies in the cache.
+    """Sources with one name, and the places of their stores and pieces in the cache.
 
     Args:
       label: its name.
-      sources: its text; their fingerprints are taken here.
-      encoder: the tokenizer and marker that it is made with.
+      sources: its text; the constructor computes their fingerprints.
+      encoder: holds the tokenizer and marker that encode it.
       data: holds the config values data.max_line_bytes and data.group_field.
       role: "train" or "valid", for people.
     """
@@ -112,7 +112,7 @@ class Component:
 
     @cached_property
     def pieces(self) -> list[Piece]:
-        """What it is cut into; other cuts lie in other directories."""
+        """The pieces that it is cut into; other cuts have other directories."""
         cut = pieces.cut(self.sources)
         spans = [[(source.start, source.end) for source in own] for own, _ in cut]
         parts = f"{pieces.PARTS}{self._name}-{hash_json(spans)[:8]}"
@@ -128,9 +128,9 @@ class Component:
         return os.path.dirname(self.pieces[0].target)
 
     def open(self, cache: Cache, say: Callable[[str], None]) -> dict[str, Store]:
-        """Open its finished stores: {"": store}, or one a group; small ones verified.
+        """Open its finished stores: {"": store}, or one per group; verify small ones.
 
-        What is in them and what was repaired on the way there goes to `say`.
+        Their contents and the repairs made on the way are reported to `say`.
         """
         path = cache.get(self.target, self._open)
         stores = self._open(path, VERIFIED)
@@ -148,7 +148,7 @@ class Component:
         return stores
 
     def _open(self, path: Path, verified: float = math.inf) -> dict[str, Store]:
-        """Open its stores in a directory; those of so many bytes are verified."""
+        """Open its stores in a directory; verify those of at most `verified` bytes."""
         names = _read_groups(path)["stores"] if self.grouped else {"": ""}
         stores = {group: open_store(path / name) for group, name in names.items()}
         for store in stores.values():
@@ -165,10 +165,10 @@ class Component:
     def merge(
         self, encoder: Encoder, cache: Cache, parts: Cache, say: Callable[[str], None]
     ) -> None:
-        """Make the stores in `cache` of the pieces in `parts`, and remove those.
+        """Create the stores in `cache` from the pieces in `parts`, and remove those.
 
-        Where a piece is not there nothing happens, but for removing damaged ones.
-        Raises UserError where there is no document at all, and for a full disk.
+        If a piece is missing, only damaged pieces are removed. Raises UserError if
+        there is no document at all, and for a full disk.
         """
         paths = [parts.get(p.target) for p in self.pieces if parts.has(p.target)]
         metas = [(path, pieces.read_meta(path)) for path in paths]
@@ -182,7 +182,7 @@ class Component:
                 return
             try:
                 repairs = self._repairs(metas)
-            except UserError:  # there is nothing in them
+            except UserError:  # the pieces hold no text
                 parts.remove(self.parts)
                 raise
             try:
@@ -195,7 +195,7 @@ class Component:
         parts.remove(self.parts)
 
     def _repairs(self, metas: list[tuple[Path, dict[str, Any]]]) -> Counts:
-        """Add up what was repaired; refuse where no source has a document."""
+        """Add up the repairs; raise UserError if the sources hold no token."""
         repairs = Counts()
         for _, meta in metas:
             for name, kinds in meta["repairs"].items():
@@ -263,11 +263,11 @@ def build_components(
     parts: Cache,
     say: Callable[[str], None],
 ) -> list[dict[str, Store]]:
-    """Encode, merge and open components, or open what is there: {group: store} each.
+    """Encode, merge and open components, or open those that exist: {group: store} each.
 
-    Encoded pieces are kept in `parts`: `cache`, or its directory here. The pieces of
-    all components share one pool. What was finished before the process died, or by
-    other processes, is not done again.
+    Encoded pieces are kept in `parts`: `cache`, or its directory on this machine. The
+    pieces of all components share one pool. Work that other processes finished, or this
+    one before it died, is not done again.
     """
     for attempt in range(ATTEMPTS + 1):
         todo = [c for c in components if not cache.has(c.target)]

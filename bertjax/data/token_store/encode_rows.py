@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sentences to ids, and what is aligned with these: marks, streams of tokens."""
+"""Encode sentences into ids and aligned arrays: marks and streams of tokens."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -13,8 +13,8 @@ from bertjax.data.tokenizers.word_starts import Marker
 
 
 class EncodedRows(NamedTuple):
-    """Of each sentence its ids, marks u8 [n] (None without a marker), and of each
-    stream of tokens its ids [n]."""
+    """The ids of each sentence, its marks u8 [n] (None without a marker), and its ids
+    [n] in each stream of tokens."""
 
     ids: list[Any]
     marks: list[np.ndarray] | None
@@ -30,8 +30,8 @@ def encode_rows(
 ) -> EncodedRows:
     """Encode sentences.
 
-    rows: a text, whether it follows another without a space, and its ranges of each of
-    the streams, in their order. entities: of the document.
+    rows: the text of each sentence, whether it follows another without a space, and its
+    ranges in each of the streams, in their order. entities: those of the document.
     """
     texts, joined, *ranges = map(list, zip(*rows, strict=True))
     spanned, aligned = None, {}

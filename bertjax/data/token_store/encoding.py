@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents to ids, on all cores, in order, in bounded memory."""
+"""Encode documents into ids, on all cores, in order, in bounded memory."""
 
 import contextlib
 import multiprocessing
@@ -29,19 +29,19 @@ from bertjax.data.tokenizers.stream_vocab import TOKEN
 from bertjax.data.tokenizers.tokenizer import Tokenizer
 from bertjax.data.tokenizers.word_starts import Marker
 
-BLOCK = 1 << 20  # characters of a piece of work
+BLOCK = 1 << 20  # characters of a unit of work
 PARAGRAPH = 1 << 20  # characters of the longest piece of a paragraph; part of FORMAT
-SMALL = 4  # so many blocks are done without processes, which take longer to start
-HELD = 16  # blocks' worth of characters that are waited with, over all groups
-BATCH = 1 << 17  # characters a call of the tokenizer: it takes 100 bytes for each
+SMALL = 4  # up to this many blocks no processes are started, which would take longer
+HELD = 16  # blocks' worth of characters that are held back, over all groups
+BATCH = 1 << 17  # characters per call of the tokenizer, which needs 100 bytes for each
 
 
 @dataclass
 class Block:
-    """A piece of work: paragraphs of parts of documents, all of one group.
+    """A unit of work: paragraphs of parts of documents, all of one group.
 
-    `begins` says of each part whether a document begins with it, `entities` are those
-    of its document, `values` those of the paragraphs of a part (Document.values).
+    For each part, `begins` states whether a document begins with it, `entities` are
+    those of its document, `values` those of its paragraphs (Document.values).
     """
 
     group: str = ""
@@ -53,12 +53,12 @@ class Block:
 
 
 class Encoded(NamedTuple):
-    """What became of a block.
+    """An encoded block.
 
-    tokens: u16 or u32 [n]; lengths: i64 [s], tokens of each sentence;
-    sentences: how many of them each part has; empty: sentences without a token, which
-    are left out; characters: of the block; marks: u8 [n], or None without a marker;
-    streams: ids by name, [n] or, of those with a value a sentence, [s].
+    tokens: u16 or u32 [n]; lengths: i64 [s], tokens of each sentence; sentences: their
+    number in each part; empty: number of sentences without a token, which are left out;
+    characters: those of the block; marks: u8 [n], or None without a marker; streams:
+    ids by name, [n], or [s] for streams with one value per sentence.
     """
 
     tokens: np.ndarray
@@ -75,20 +75,20 @@ class Encoded(NamedTuple):
 def blocks(documents: Iterable[Document], characters: int = BLOCK) -> Iterator[Block]:
     """Cut documents into blocks of about `characters`, between paragraphs.
 
-    Documents of a group stay in order; of several groups at most HELD blocks are
-    waited with.
+    Documents of a group stay in order; if there are several groups, at most HELD blocks
+    are held back.
 
     >>> [b.parts for b in blocks([Document(["ab", "c"]), Document(["d"])], 2)]
     [[['ab']], [['c'], ['d']]]
     """
     pending: dict[str, Block] = {}
-    waiting = 0  # characters in all of them
+    waiting = 0  # characters in all pending blocks
     for document in documents:
         group = document.group
         first = True
         part: list[str] = []
         values: list[dict[str, Any]] = []
-        # What has values is a sentence, and is not cut.
+        # A paragraph with values is a sentence, and is not cut.
         whole = document.values is not None
         each = document.paragraphs if whole else map(pieces, document.paragraphs)
         cut = each if whole else chain.from_iterable(each)
@@ -117,7 +117,7 @@ def blocks(documents: Iterable[Document], characters: int = BLOCK) -> Iterator[B
 
 
 def pieces(paragraph: str, longest: int = PARAGRAPH) -> Iterator[str]:
-    """Cut a paragraph of extreme length, behind a full stop, a space, or anywhere.
+    """Cut a paragraph of extreme length, after a full stop, at a space, or anywhere.
 
     >>> list(pieces("One. Two three.", longest=10))
     ['One.', 'Two three.']
@@ -134,7 +134,7 @@ def pieces(paragraph: str, longest: int = PARAGRAPH) -> Iterator[str]:
 
 
 def token_dtype(vocab_size: int) -> str:
-    """Return the type of stored ids: u16 where they fit."""
+    """Return the dtype of stored ids: u16 if they fit, otherwise u32."""
     return "<u2" if vocab_size <= 1 << 16 else "<u4"
 
 
@@ -144,10 +144,10 @@ def encode_block(
     marker: Marker | None = None,
     streams: Mapping[str, Stream] = MappingProxyType({}),
 ) -> Encoded:
-    """Split a block's paragraphs into sentences and these into ids.
+    """Split a block's paragraphs into sentences, and encode these into ids.
 
-    Raises UserError where the tokenizer gives an id that its vocabulary has not, or
-    where values are of another kind than their stream.
+    Raises UserError if the tokenizer returns an id outside its vocabulary, or if values
+    are of another kind than their stream.
     """
     texts, owners, joined = split_block(tokenizer, block)
     values = list(chain.from_iterable(block.values))
@@ -157,10 +157,10 @@ def encode_block(
     marks = [np.zeros(0, np.uint8)]
     ranged = {n: s for n, s in streams.items() if s.kind == TOKEN}
     rows: dict[str, list[np.ndarray]] = {name: [] for name in ranged}
-    alone = any(block.entities)  # then no call has sentences of two parts
+    alone = any(block.entities)  # then a call holds sentences of one part only
     for start, end in _batches(texts, owners if alone else None):
         own = [[value[name] for value in values[start:end]] for name in ranged]
-        # Lines of code recur: what is all the same is encoded once.
+        # Lines of code recur: equal rows are encoded once.
         kinds: dict[tuple[Any, ...], int] = {}
         places = [
             kinds.setdefault(row, len(kinds))
@@ -206,14 +206,14 @@ def split_block(
     tokenizer: Tokenizer, block: Block
 ) -> tuple[list[str], list[int], list[bool]]:
     """Return the sentences of a block, the number of the part of each, and whether it
-    follows the one before by no space."""
+    follows the previous one without a space."""
     texts: list[str] = []
     owners: list[int] = []
-    joined: list[bool] = []  # to the sentence before, by no space
+    joined: list[bool] = []  # to the previous sentence, without a space
     space_first = tokenizer.kind in SPACE_FIRST
     values = zip_longest(block.parts, block.values)
     for number, (part, own) in enumerate(values):
-        if own:  # what has values is a sentence, and follows no other
+        if own:  # paragraphs with values are sentences and are never joined
             texts += part
             owners += [number] * len(part)
             joined += [False] * len(part)
@@ -236,7 +236,7 @@ def split_block(
 
 
 def with_spaces(paragraph: str, sentences: list[str]) -> list[str]:
-    """Give sentences back the space before them, which byte BPE puts into its pieces.
+    """Restore the space before sentences, which byte BPE includes in its pieces.
 
     >>> with_spaces("One.  Two.", ["One.", "Two."])
     ['One.', ' Two.']
@@ -246,7 +246,7 @@ def with_spaces(paragraph: str, sentences: list[str]) -> list[str]:
 
 
 def follow_space(paragraph: str, sentences: list[str]) -> list[bool]:
-    """Tell which sentences of a paragraph follow a space.
+    """Return which sentences of a paragraph follow a space.
 
     >>> follow_space("好。是！ One.", ["好。", "是！", "One."])
     [False, False, True]
@@ -260,7 +260,7 @@ def follow_space(paragraph: str, sentences: list[str]) -> list[bool]:
 
 
 def _batches(texts: list[str], owners: list[int] | None) -> Iterator[tuple[int, int]]:
-    """Yield (start, end) of calls to the tokenizer; with `owners` of one part each."""
+    """Yield (start, end) of each tokenizer call; with `owners`, one part per call."""
     start = size = 0
     for at, text in enumerate(texts):
         size += len(text)
@@ -272,10 +272,10 @@ def _batches(texts: list[str], owners: list[int] | None) -> Iterator[tuple[int, 
 
 
 class Encoder:
-    """Encodes documents, in this process or over the processes of a pool.
+    """Encodes documents, in this process or with the processes of a pool.
 
-    The number of workers (None: all cores) changes nothing but speed. The pool starts
-    with the first work for it and ends with the `with` block.
+    The number of workers (None: all cores) changes only the speed. The pool starts with
+    its first work and ends with the `with` block.
     """
 
     def __init__(
@@ -288,7 +288,7 @@ class Encoder:
         self.tokenizer = tokenizer
         self.marker = marker
         self.streams = dict(streams)
-        affinity = getattr(os, "sched_getaffinity", None)  # Linux has it
+        affinity = getattr(os, "sched_getaffinity", None)  # only on Linux
         cores = len(affinity(0)) if affinity else os.cpu_count()
         self.workers = workers or cores or 1
         self._pool: ProcessPoolExecutor | None = None
@@ -305,13 +305,13 @@ class Encoder:
             self._pool = None
 
     def encode(self, block: Block) -> Encoded:
-        """Encode one block here."""
+        """Encode one block in this process."""
         return encode_block(self.tokenizer, block, self.marker, self.streams)
 
     def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
-        """Have `function(encoder, *args)` done in a process of the pool.
+        """Run `function(encoder, *args)` in a process of the pool.
 
-        `encoder` is one of that process, with one worker.
+        `encoder` belongs to that process and has one worker.
         """
         if self._pool is None:
             context = Context()
@@ -322,14 +322,14 @@ class Encoder:
         return self._pool.submit(_call, function, args)
 
     def done(self) -> float:
-        """Return the megabytes that workers have told of with `tell_parent`."""
+        """Return the megabytes that workers have reported with `tell_parent`."""
         return self._done.value if self._done is not None else 0.0
 
     def documents(self, documents: Iterable[Document]) -> Iterator[Encoded]:
         """Yield the encoded blocks of documents, in order.
 
-        A short text is done in this process; else at most 2 `workers` + 1 blocks are
-        under way at once.
+        A short text is encoded in this process; otherwise at most 2 `workers` + 1
+        blocks are in progress at once.
         """
         work = blocks(documents)
         head = list(islice(work, SMALL + 1)) if self.workers > 1 else []
@@ -350,7 +350,7 @@ class Encoder:
 
 @contextlib.contextmanager
 def broken_pool() -> Iterator[None]:
-    """Say what it means that a worker is gone."""
+    """Explain the error that is raised when a worker process has died."""
     try:
         yield
     except BrokenProcessPool as e:
@@ -360,7 +360,7 @@ def broken_pool() -> Iterator[None]:
         ) from e
 
 
-# Of a worker process
+# State of a worker process.
 _encoder: Encoder
 _stop: Any = None
 _done: Any = None
@@ -380,14 +380,14 @@ def _begin(
 
 
 def tell_parent(megabytes: float) -> None:
-    """Let the process that started the pool know of text read in this one."""
+    """Report text read in this process to the process that started the pool."""
     if _done is not None:
         with _done.get_lock():
             _done.value += megabytes
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent was killed: a pool's worker waits for ever."""
+    """End this process if its parent is killed; a pool worker would wait forever."""
     parent = multiprocessing.parent_process()
     with contextlib.suppress(OSError):
         wait([parent.sentinel])

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text in independent pieces: any process, shard or machine encodes any of them.
+"""Text in independent pieces: any process, shard or machine can encode any of them.
 
 <cache>/parts-<label>-<key>-<layout>/<number>/  one piece; kept until all are merged
   blocks.bin     i64 [B, 6]: group, tokens, sentences, parts, empty, characters
   tokens.bin     u16 or u32 [n]
   lengths.bin    u32 [S], tokens of each sentence
   documents.bin  i64 [P]: 2 x sentences of a part of a document + whether it begins one
-  marks.bin      u8 [n], where a marker was used
-  <name>.bin     ids of a stream, where there are streams (streams.py)
-  meta.json      names of the groups, repairs, sizes, a sha256 a file
+  marks.bin      u8 [n], if a marker was used
+  <name>.bin     ids of a stream, if there are streams (streams.py)
+  meta.json      names of the groups, repairs, sizes, one sha256 per file
 
-These are encoded blocks one after another, as encoding.py gives them. Which documents
-a piece has depends on the files and PIECE_BYTES alone; <layout> tells other pieces of
-the same text apart.
+The arrays are encoded blocks in order, as encoding.py returns them. The documents of a
+piece depend on the files and PIECE_BYTES alone; <layout> distinguishes other ways to
+cut the same text.
 """
 
 import contextlib
@@ -59,8 +59,9 @@ STALE = 30 * 86_400.0  # seconds
 class Piece(NamedTuple):
     """Sources that are encoded together; it can be sent to another machine.
 
-    label, number, of: of its component; bytes: about how many, None: nobody knows;
-    target: where it goes in the cache; store: what makes it needless there.
+    label, number, of: the component, the number of the piece in it and how many there
+    are; bytes: approximate size, None: unknown; target: its directory in the cache;
+    store: the directory whose existence makes the piece unnecessary.
     """
 
     label: str
@@ -82,7 +83,7 @@ def cut(
 ) -> list[tuple[list[Source], int | None]]:
     """Cut sources into pieces of about `piece_bytes`.
 
-    Large sources are split, small ones put together. Returns (sources, bytes) of each
+    Large sources are split, small ones are combined. Returns (sources, bytes) of each
     piece, in order.
     """
     pieces: list[tuple[list[Source], int | None]] = []
@@ -98,7 +99,7 @@ def cut(
 
 
 def text_bytes(sources: Iterable[Source]) -> int | None:
-    """Estimate the bytes of text, or None where nobody knows; never reads text."""
+    """Estimate the bytes of text without reading it, or return None if unknown."""
     sizes = [source.text_bytes() for source in sources]
     return None if None in sizes else sum(filter(None, sizes))
 
@@ -109,9 +110,9 @@ def encode_piece(
     cache: Cache,
     tell: Callable[[float], None] = tell_parent,
 ) -> None:
-    """Encode a piece into its directory in the cache, unless it is needless.
+    """Encode a piece into its directory in the cache, unless it is unnecessary.
 
-    Raises UserError for unreadable sources and full disks; then nothing is there.
+    Raises UserError for unreadable sources and full disks; then nothing is left there.
     """
     if cache.has(piece.target) or cache.has(piece.store):
         return
@@ -120,9 +121,9 @@ def encode_piece(
             piece.target, lambda path: _write(path, encoder, piece, tell), keep=False
         )
     except Exception:
-        with contextlib.suppress(OSError):  # unless other pieces are there
+        with contextlib.suppress(OSError):  # the directory may hold other pieces
             (cache.root / piece.target).parent.rmdir()
-        # Somebody may have finished the store and removed the parts meanwhile.
+        # Another process may have finished the store and removed the parts meanwhile.
         if not cache.has(piece.store):
             raise
 
@@ -130,7 +131,7 @@ def encode_piece(
 def file_types(
     dtype: str, has_marks: bool, streams: Mapping[str, Sequence[str]]
 ) -> dict[str, str]:
-    """Return the types of a piece's files but blocks.bin; streams: kind and type."""
+    """Return the dtypes of a piece's files except blocks.bin; streams: kind, dtype."""
     types = {"tokens.bin": dtype, "lengths.bin": "<u4", "documents.bin": "<i8"}
     types |= {MARKS: "u1"} if has_marks else {}
     return types | {f"{name}.bin": own for name, (_, own) in streams.items()}
@@ -176,8 +177,8 @@ def _write(
 def _located(
     encoded: Iterable[Encoded], encoder: Encoder, piece: Piece
 ) -> Iterator[Encoded]:
-    """Pass blocks on; where the tokenizer refuses a text, or values are of another kind
-    than their stream, name the file and line."""
+    """Pass blocks on; name the file and line if the tokenizer refuses a text, or if
+    values are of another kind than their stream."""
     try:
         yield from encoded
     except StreamError as error:
@@ -205,7 +206,7 @@ def _located(
 def read_meta(path: Path) -> dict[str, Any] | None:
     """Read the meta.json of an encoded piece and compare every checksum.
 
-    Returns None where anything is missing or damaged.
+    Returns None if anything is missing or damaged.
     """
     try:
         meta = json.loads((path / "meta.json").read_text("utf-8"))
@@ -215,13 +216,13 @@ def read_meta(path: Path) -> dict[str, Any] | None:
 
 
 class EncodedPiece:
-    """An encoded piece that is there: its meta.json, and where the blocks of each of
-    its groups lie, of which a text may have thousands."""
+    """A finished encoded piece: its meta.json, and the places of the blocks of each of
+    its groups, of which a text may have thousands."""
 
     def __init__(self, path: Path, meta: dict[str, Any]) -> None:
         self.path, self.meta = path, meta
         rows = np.fromfile(path / "blocks.bin", "<i8").reshape(-1, 6)
-        # What stands before each block: tokens, sentences, parts of documents.
+        # The numbers of tokens, sentences and parts of documents before each block.
         before = np.cumsum(rows[:, 1:4], axis=0) - rows[:, 1:4]
         self._places = np.concatenate([rows[:, 1:], before], axis=1)
         self._order = np.argsort(rows[:, 0], kind="stable")
@@ -267,14 +268,14 @@ class EncodedPiece:
 def remove_stale(cache: Cache, keep: set[str], say: Callable[[str], None]) -> None:
     """Remove the pieces of texts that have changed since.
 
-    Whatever no process touched for STALE seconds, but for the directories `keep`.
-    Looks at this machine's disk alone; a bucket has rules of its own for old files.
+    These are directories that no process touched for STALE seconds, except `keep`. Only
+    this machine's disk is searched; a bucket has its own rules for old files.
     """
     number = 0
     for path in sorted(cache.root.glob(f"{PARTS}*")):
         try:
             touched = max(p.stat().st_mtime for p in (path, *path.iterdir()))
-        except OSError:  # somebody removes it just now
+        except OSError:  # another process is removing it
             continue
         if path.name not in keep and time.time() - touched > STALE:
             directories.remove(path)
@@ -291,7 +292,7 @@ def encode_pieces(encoder: Encoder, pieces: Iterable[Piece], cache: Cache) -> No
     """Encode the pieces that the cache lacks, on all of the encoder's workers.
 
     A piece that would keep one worker busy after the others are done (one big .gz) is
-    spread over all of them, block by block; the others are done a worker each.
+    spread over all workers, block by block; each other piece is encoded by one worker.
     """
     todo = [p for p in pieces if not cache.has(p.target) and not cache.has(p.store)]
     todo.sort(key=lambda p: -math.inf if p.bytes is None else -p.bytes)

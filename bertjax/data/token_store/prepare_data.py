@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From config values to a tokenizer and token stores; what train and prepare share.
+"""From config values to a tokenizer and token stores; train and prepare share this.
 
-One process does it (`prepare_data`), or shards that share nothing but data.cache do
-(`Work.encode_shard`, any number of them, in any order), and then one process merges
-(`Work.merge_shards`). The stores are the same bit for bit. Shards that find no trained
-tokenizer each train it, from the same text and so the same one; the first to finish
-is kept and used by all.
+Either one process does all of it (`prepare_data`), or shards that share nothing but
+data.cache do (`Work.encode_shard`, any number of them, in any order), after which one
+process merges (`Work.merge_shards`). The stores are the same bit for bit. If shards
+find no trained tokenizer, each trains it; all train on the same text and get the same
+one. The first to finish stores it for all.
 """
 
 import uuid
@@ -44,18 +44,18 @@ from bertjax.data.tokenizers.stream_vocab import read_streams
 from bertjax.data.tokenizers.tokenizer import Tokenizer, load_tokenizer
 from bertjax.data.tokenizers.word_starts import make_marker, make_segmenter, read_marked
 
-NAMED = 5  # pieces that a message names
+NAMED = 5  # pieces that a message names at most
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """The config values of data.* that decide what is prepared.
 
-    train, valid: the sources' strings, either may have named components; valid may be
-    empty. vocab: the tokenizer's path; empty: `tokenizer_kind` with `vocab_size`
-    pieces is trained on `train`, its components in shares of size^vocab_alpha or of
-    vocab_weights; extra_ids sentinels are put behind either. streams: as data.streams;
-    layout: of records (Fields).
+    train, valid: the sources as strings; both may have named components, and valid may
+    be empty. vocab: the path of the tokenizer; if it is empty, a `tokenizer_kind` with
+    `vocab_size` pieces is trained on `train`, whose components get shares of
+    size^vocab_alpha or of vocab_weights. extra_ids: the number of sentinels that are
+    added to either. streams: as data.streams; layout: the layout of records (Fields).
     """
 
     train: str
@@ -81,18 +81,18 @@ class DataConfig:
 
     @property
     def marked(self) -> dict[str, str]:
-        """Which words get marks of their own: {name of MARKED: value}."""
+        """The words that get marks of their own: {name of MARKED: value}."""
         return {name: getattr(self, name) for name in MARKED}
 
     @property
     def fields(self) -> Fields:
-        """Which fields of records are read."""
+        """The fields of records that are read."""
         given = {name: getattr(self, name) for name in Fields._fields}
         return Fields(**given | {"streams": ",".join(read_streams(self.streams))})
 
 
 class Inputs(NamedTuple):
-    """What the config names, looked at; `tokenizer` is None where one is trained."""
+    """The checked inputs of a config; `tokenizer` is None if one has to be trained."""
 
     train: dict[str, list[Source]]
     valid: dict[str, list[Source]]
@@ -100,11 +100,12 @@ class Inputs(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What training needs of its data.
+    """The tokenizer and the stores that training needs.
 
-    parts, valid: a store a component: the names given in data.train, else "train"
-    (data.valid: "valid"); with data.group_field the values of the field, behind the
-    component's name and a dot where that is given.
+    parts, valid: one store per component. Components have the names given in
+    data.train, otherwise "train" (data.valid: "valid"). With data.group_field there is
+    one store per value of the field, named by the value, after the component's name and
+    a dot if that was given.
     """
 
     tokenizer: Tokenizer
@@ -113,9 +114,10 @@ class Prepared(NamedTuple):
 
 
 def check_inputs(**given: Any) -> Inputs:
-    """Look at every path and at the vocabulary, and build nothing.
+    """Check every path and the vocabulary, without building anything.
 
-    Takes the fields of `DataConfig`. Raises UserError, which names the config key.
+    The arguments are the fields of `DataConfig`. Raises UserError, which names the
+    config key.
     """
     config = DataConfig(**given)
     train = _sources(config, "train")
@@ -141,10 +143,10 @@ def _sources(config: DataConfig, role: str) -> dict[str, list[Source]]:
 
 
 class Work:
-    """Everything that is to be prepared: an encoder, and all components.
+    """Everything to prepare: an encoder, and all components.
 
-    given: the fields of `DataConfig`. tokenizer: of a run, whose data.valid alone is
-    prepared; None: one is loaded or trained, and both texts are prepared.
+    given: the fields of `DataConfig`. tokenizer: that of a run; then only data.valid is
+    prepared. None: one is loaded or trained, and both texts are prepared.
     """
 
     def __init__(
@@ -185,10 +187,10 @@ class Work:
             ]
 
     def _keep_parses(self, sources: list[Source]) -> None:
-        """Have code parsed once, though it is read several times."""
+        """Have code parsed only once, although it is read several times."""
         if not sources:
             return
-        # As pieces are, so that what a killed process leaves is removed in time.
+        # Named like pieces, so that the rest of a killed process is removed some day.
         folder = self.cache.root / f"{PARTS}code-{uuid.uuid4().hex[:16]}"
         folder.mkdir(parents=True)
         if not (path := keep_parses(folder)):
@@ -204,13 +206,13 @@ class Work:
         weakref.finalize(self, forget)
 
     def pieces(self) -> list[Piece]:
-        """Every piece; a number of shards deals them out in turn."""
+        """Return every piece; shards take them in turn."""
         return [p for c in self.all for p in c.pieces]
 
     def encode_shard(self, index: int, count: int) -> None:
-        """Encode the pieces of shard `index` of `count`: those whose number divides so.
+        """Encode the pieces of shard `index` of `count`: every count-th piece.
 
-        Finished pieces are not done again, whatever the number of shards was.
+        Finished pieces are not encoded again, even if the number of shards has changed.
         """
         pieces = self.pieces()
         mine = pieces[index::count]
@@ -220,10 +222,10 @@ class Work:
         self.say(f"shard {index}/{count}: its {numbers} pieces are encoded")
 
     def merge_shards(self, count: int) -> Prepared:
-        """Make the stores of the pieces that shards have encoded.
+        """Create the stores from the pieces that shards have encoded.
 
-        Raises UserError where pieces are lacking: names them and the shards of `count`
-        to run.
+        If pieces are missing, raises UserError, which names them and the shards of
+        `count` to run.
         """
         has, pieces = self.cache.has, self.pieces()
         lacking = {
@@ -244,8 +246,10 @@ class Work:
         return self.finish(self.cache)
 
     def finish(self, parts: Cache | None = None) -> Prepared:
-        """Encode what is lacking in `parts` (None: in the cache of this machine alone),
-        merge, and open the stores."""
+        """Encode the pieces that `parts` lacks, merge them, and open the stores.
+
+        parts: None means only this machine's cache.
+        """
         parts = parts or Cache(self.cache.root)
         with self.encoder as encoder:
             built = build_components(self.all, encoder, self.cache, parts, self.say)
@@ -264,7 +268,7 @@ class Work:
         return Prepared(self.encoder.tokenizer, named["train"], named["valid"])
 
     def _report_capitals(self, component: Component) -> None:
-        """Say whether the head of a text has unknown words because of capitals."""
+        """Report whether capitals make words at the start of a text unknown."""
         texts: list[str] = []
         size = 0
         for text in component.paragraphs():
@@ -280,14 +284,14 @@ class Work:
 def prepare_data(
     *, workers: int | None = None, say: Callable[[str], None] = print, **given: Any
 ) -> Prepared:
-    """Load or train the tokenizer, build the stores, or reuse what lies in `cache`.
+    """Load or train the tokenizer, and build the stores or reuse those in `cache`.
 
     Args:
       workers: processes (None: all cores); the result does not depend on it.
       say: is called with each line that people should read.
       given: the fields of `DataConfig`.
 
-    Raises UserError where the user's input is at fault; nothing unfinished is left
-    behind that could be taken for a store.
+    Raises UserError if the user's input is wrong; unfinished work is never left behind
+    in a form that could be taken for a store.
     """
     return Work(given, workers, say).finish()

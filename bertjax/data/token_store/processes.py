@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that work for this one, and run nothing but what they are given."""
+"""Processes that work for this one, and run only what they are given."""
 
 import sys
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -7,10 +7,10 @@ from typing import Any
 
 
 class Worker(SpawnProcess):
-    """A process that does not begin by running the script of its parent again.
+    """A process that does not begin by running its parent's script again.
 
-    Spawned ones do, for what is defined in it: a script that calls bertjax.fit, and has
-    no `if __name__ == "__main__"`, would do so in each of them.
+    Spawned processes do that to get what the script defines: a script that calls
+    bertjax.fit without `if __name__ == "__main__"` would call it again in each of them.
     """
 
     def start(self) -> None:
@@ -18,7 +18,7 @@ class Worker(SpawnProcess):
         kept: dict[str, Any] = {
             n: main[n] for n in ("__file__", "__spec__") if n in main
         }
-        main.update(dict.fromkeys(kept))  # nothing to begin with
+        main.update(dict.fromkeys(kept))  # hides the script from the new process
         try:
             super().start()
         finally:
@@ -26,6 +26,6 @@ class Worker(SpawnProcess):
 
 
 class Context(SpawnContext):
-    """What a ProcessPoolExecutor makes its processes and locks of."""
+    """The context from which a ProcessPoolExecutor creates its processes and locks."""
 
     Process = Worker

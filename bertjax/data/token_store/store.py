@@ -6,9 +6,9 @@
   sentences.bin  i64 [S+1], offsets into tokens, first 0, last n
   documents.bin  i64 [D+1], offsets into sentences, first 0, last S
   counts.bin     i64 [V], how often each id occurs
-  marks.bin      u8 [n], only where a marker was used (format 2): words, entities
-  streams.json, <name>.bin  only where there are streams (format 3): streams.py
-  meta.json      what it was made of, sizes, a sha256 a file
+  marks.bin      u8 [n], only if a marker was used (format 2): words, entities, concepts
+  streams.json, <name>.bin  only if there are streams (format 3): streams.py
+  meta.json      inputs and settings of the store, sizes, one sha256 per file
 """
 
 import contextlib
@@ -29,15 +29,15 @@ from bertjax.data.token_store.encoding import Encoded, token_dtype
 from bertjax.data.token_store.streams import Stream
 from bertjax.data.tokenizers.tokenizer import STREAMS, Tokenizer
 
-# Without streams a store is of format 2, and without marks of format 1, which older
-# versions read.
+# A store without streams has format 2, and one without marks too has format 1, so that
+# older versions can read it.
 FORMAT = 3
-# A smaller store is checked against its checksums at every start, in a moment.
+# Checksums of smaller stores are verified at every start, which takes a moment.
 VERIFIED = 1 << 28  # bytes
 FILES = ("tokens.bin", "sentences.bin", "documents.bin", "counts.bin")
 MARKS = "marks.bin"
-SINGLE = 0.5  # of the documents: so many of a single sentence are told of
-LOOKED_AT = 1 << 20  # documents
+SINGLE = 0.5  # a larger share of documents with a single sentence is reported
+LOOKED_AT = 1 << 20  # documents that this share is computed on
 
 
 class AlignedIds(NamedTuple):
@@ -48,7 +48,7 @@ class AlignedIds(NamedTuple):
 
 
 class Store:
-    """A finished store; `open_store` makes it. Its arrays are memory maps.
+    """A finished store; `open_store` creates it. Its arrays are memory maps.
 
     Attributes:
       tokens: all ids, u16 or u32 [n].
@@ -56,8 +56,9 @@ class Store:
       documents: sentence offsets of the documents, i64 [D+1].
       counts: how often each id occurs, i64 [V].
       marks: bits of each token, u8 [n], or None. 1: begins a word, 2: part of an
-        entity, 4: begins an entity.
-      nbytes: the size of its files together.
+        entity, 4: begins an entity, 16 and 32: part of a word of data.concept or of
+        data.control (token_flags.py).
+      nbytes: the size of all its files.
     """
 
     def __init__(self, path: Path, meta: dict[str, Any]) -> None:
@@ -75,7 +76,7 @@ class Store:
 
     @property
     def unknown_share(self) -> float:
-        """The share of tokens that are the unknown one."""
+        """The share of tokens that are the unknown token."""
         return self.meta["unknowns"] / self.meta["tokens"]
 
     @functools.cached_property
@@ -92,7 +93,7 @@ class Store:
         }
 
     def lines(self, title: str) -> list[str]:
-        """Say what is in the store and what was repaired on the way into it."""
+        """Return lines that report the contents of the store and the repairs made."""
         m = self.meta
         lines = [
             f"{title}: {counted(m['tokens'], 'token')}, "
@@ -118,10 +119,10 @@ class Store:
 
 
 def open_store(path: str | os.PathLike[str]) -> Store:
-    """Open a store; read nothing but meta.json.
+    """Open a store; only meta.json is read.
 
-    Raises UserError where there is none, it is of a later format, or a file has another
-    size than was written.
+    Raises UserError if there is none, if it has a later format, or if the size of a
+    file is not the size that was written.
     """
     path = Path(path)
     try:
@@ -151,7 +152,7 @@ def verify(store: Store) -> None:
 
 
 def differing(path: Path, files: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Return the first of the files that has another sha256 than meta.json says."""
+    """Return the first file whose sha256 differs from meta.json, or None."""
     for name, expected in files.items():
         with open(path / name, "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != expected["sha256"]:
@@ -183,7 +184,7 @@ class Hashed:
 
 @contextlib.contextmanager
 def hashed_files(path: Path, types: Mapping[str, str]) -> Iterator[dict[str, Hashed]]:
-    """Open a file of each name and dtype in a directory for writing."""
+    """Open one file per name, with its dtype, for writing in a directory."""
     with contextlib.ExitStack() as stack:
         yield {
             name: Hashed(stack.enter_context(open(path / name, "wb")), dtype)
@@ -192,7 +193,7 @@ def hashed_files(path: Path, types: Mapping[str, str]) -> Iterator[dict[str, Has
 
 
 def hash_json(value: Any) -> str:
-    """Return the sha256 of a value's JSON, the same for any order of its keys."""
+    """Return the sha256 of a value's JSON, independent of the order of its keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
@@ -208,12 +209,12 @@ def write_store(
     meta: dict[str, Any],
     streams: Mapping[str, Stream] = MappingProxyType({}),
 ) -> int:
-    """Write the store of one component into a directory; return its tokens.
+    """Write the store of one component into a directory; return its number of tokens.
 
     Args:
       path: an empty directory.
       blocks: encoded blocks of one group, in order; with marks if meta has "marks".
-      meta: what meta.json says besides sizes and checksums.
+      meta: the contents of meta.json besides sizes and checksums.
       streams: those of the blocks.
     """
     dtype = token_dtype(tokenizer.vocab_size)
@@ -238,10 +239,10 @@ def write_store(
 def _stream(
     blocks: Iterable[Encoded], out: dict[str, Hashed], tokenizer: Tokenizer
 ) -> dict[str, int]:
-    """Write tokens and offsets as they come; return what was counted."""
+    """Write tokens and offsets as they come; return the counts."""
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     tokens = sentences = documents = empty_sentences = empty_documents = 0
-    unfinished = -1  # sentences of the document at hand; -1: none has begun
+    unfinished = -1  # sentences of the current document; -1: none has begun
     out["sentences.bin"].write([0])
     out["documents.bin"].write([0])
     for block in blocks:

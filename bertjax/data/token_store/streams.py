@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Streams of a store: ids aligned with its tokens or its sentences.
 
-  <name>.bin    u16 or u32 [n], of kind token an id a token, of kind sentence one a
-                sentence; in a piece as well as in the store (format 3)
-  streams.json  {name: {"kind": ..., "dtype": ..., "vocabulary": ...}}, in the store
+  <name>.bin    u16 or u32 [n]: one id per token (kind token) or per sentence (kind
+                sentence); in pieces as well as in stores (format 3)
+  streams.json  {name: {"kind": ..., "dtype": ..., "vocabulary": ...}}, only in stores
 
-0 is no value, 1 an unknown one (data/tokenizers/stream_vocab.py).
+Id 0 is no value, 1 an unknown value (data/tokenizers/stream_vocab.py).
 """
 
 import hashlib
@@ -31,15 +31,15 @@ from bertjax.data.tokenizers.stream_vocab import (
 )
 from bertjax.data.tokenizers.tokenizer import Tokenizer
 
-SPEAKERS = StreamVocab(SENTENCE)  # of a conversation, by their numbers
+SPEAKERS = StreamVocab(SENTENCE)  # the speakers of a conversation, by their numbers
 
 
 class StreamError(UserError):
-    """Values of another kind than their stream has."""
+    """A value of another kind than its stream has."""
 
 
 class Stream:
-    """Turns the values of a stream into ids; it can be sent to another process."""
+    """Converts the values of a stream to ids; it can be sent to another process."""
 
     def __init__(self, vocab: StreamVocab) -> None:
         self.kind, self.vocab = vocab.kind, vocab
@@ -51,17 +51,17 @@ class Stream:
 
     @property
     def identity(self) -> str:
-        """Another string whenever the ids of the same values may be others."""
+        """A hash that changes whenever the same values may get other ids."""
         facts = json.dumps([*self.vocab], ensure_ascii=False)
         return hashlib.sha256(facts.encode()).hexdigest()
 
     @property
     def facts(self) -> dict[str, str]:
-        """What streams.json says of it."""
+        """The entry of the stream in streams.json."""
         return {"kind": self.kind, "dtype": self.dtype, "vocabulary": self.identity}
 
     def id_of(self, value: Any) -> int:
-        """Return the id of a value; None is none."""
+        """Return the id of a value; None means no value."""
         if value is None:
             return NO_VALUE
         if self.vocab.values is None:
@@ -69,7 +69,7 @@ class Stream:
         return self._ids.get(value, UNKNOWN)
 
     def check(self, name: str, value: Any) -> None:
-        """Raise StreamError for a value of the other kind; none is of either."""
+        """Raise StreamError for a value of the other kind; no value fits both kinds."""
         if value and isinstance(value, tuple) != (self.kind == TOKEN):
             both = "ranges", "a value a sentence"
             own, usual = both if self.kind != TOKEN else both[::-1]
@@ -86,9 +86,9 @@ class Stream:
     def of_tokens(self, name: str, ranges: Any, spans: Sequence[Span]) -> np.ndarray:
         """Return the ids of tokens, [n]; spans: the characters of each.
 
-        A token has the value of the range that it has a part in, of several the last.
+        A token has the value of the range that it overlaps, the last one if several.
 
-        Of "int count;" with the range [4, 9, "int"], whose id is 2:
+        Worked example: "int count;" with the range [4, 9, "int"], whose id is 2:
 
             pieces   int  co  ##unt  ;
             ids        0   2      2  0
@@ -98,8 +98,8 @@ class Stream:
         if ranges:
             begins, ends = [a for a, _ in spans], [b for _, b in spans]
             for first, last, value in ranges:
-                # A piece of no characters, such as a space before, goes with what
-                # begins where it stands.
+                # A piece without characters, such as a space before a word, belongs to
+                # whatever begins at its place.
                 low = min(bisect_right(ends, first), bisect_left(begins, first))
                 ids[low : bisect_left(begins, last)] = self.id_of(value)
         return ids
@@ -108,15 +108,15 @@ class Stream:
 def check_kinds(
     streams: Mapping[str, Stream], values: Iterable[Mapping[str, Any]]
 ) -> None:
-    """Raise StreamError for a value that is of another kind than its stream."""
+    """Raise StreamError for a value of another kind than its stream has."""
     for value in values:
         for name, stream in streams.items():
             stream.check(name, value[name])
 
 
 def make_streams(tokenizer: Tokenizer, written: str, layout: str) -> dict[str, Stream]:
-    """Return the streams that text is encoded with: those of data.streams, whose
-    vocabularies the tokenizer has, and of conversations who speaks."""
+    """Return the streams to encode text with: those of data.streams, whose vocabularies
+    the tokenizer has, and for conversations the speakers."""
     if layout == TURNS and SPEAKER in read_streams(written):
         raise UserError(
             f"data.streams={written}: conversations have their {SPEAKER} without it, "

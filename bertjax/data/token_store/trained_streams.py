@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vocabularies of streams, made once of the training text and kept in the cache."""
+"""Vocabularies of streams, created once from the training text, kept in the cache."""
 
 import os
 from collections import Counter, defaultdict
@@ -34,11 +34,13 @@ def add_vocabs(
     data: Any,
     say: Callable[[str], None],
 ) -> Tokenizer:
-    """Return the tokenizer with the vocabularies of data.streams: those that it has, as
-    it has them, the others of the values of `sources`, made once and kept in `cache`.
+    """Return the tokenizer with the vocabularies of data.streams.
 
-    Raises UserError where a stream has values of both kinds, and where one that is
-    known has more than data.streams says.
+    Vocabularies that the tokenizer already has stay as they are; the others are created
+    once from the values in `sources` and kept in `cache`.
+
+    Raises UserError if a stream has values of both kinds, or if a vocabulary of the
+    tokenizer has more values than data.streams states.
     """
     caps, known = read_streams(data.streams), streams_of(tokenizer)
     for name in caps.keys() & known.keys():

@@ -21,10 +21,10 @@ from bertjax.data.tokenizers.fertility import report_tokenizer
 from bertjax.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from bertjax.data.tokenizers.train_vocab import SAMPLE_CHARACTERS, Sample
 
-TRAINING = {"wordpiece": 2}  # a tokenizer trained by other rules lies elsewhere
-REPORTED = 100_000  # characters of a component that coverage is measured on
-HELD = 4  # samples' worth of characters that are kept while reading
-FILL = 0.98  # of a sample; a larger one than SAMPLE_CHARACTERS would be thinned again
+TRAINING = {"wordpiece": 2}  # versions of the training rules; part of the cache key
+REPORTED = 100_000  # characters per component that coverage is measured on
+HELD = 4  # sizes of a sample, in characters, that are kept in memory while reading
+FILL = 0.98  # share of SAMPLE_CHARACTERS to fill; a larger sample is thinned again
 
 
 def trained_tokenizer(
@@ -36,9 +36,9 @@ def trained_tokenizer(
     """Train a tokenizer on sources into `cache`, or load the one that is there.
 
     `data` holds the config values data.*. With vocab_alpha or vocab_weights each
-    component of `sources`, and each group of documents, has its share of the sample
-    (`sample_mixture`); without, it is what it is of the text. How a new one fits each
-    of them goes to `say`.
+    component of `sources`, and each group of documents, gets its share of the sample
+    (`sample_mixture`); without them, its share of the text. The fit of a new tokenizer
+    to each of them is reported to `say`.
     """
     kind, max_line_bytes = data.tokenizer_kind, data.max_line_bytes
     root = os.fspath(cache.root)
@@ -102,7 +102,7 @@ def read_documents(
 ) -> Iterator[tuple[str, str, Document]]:
     """Yield (name of the store, name of the source, document).
 
-    `samples` receives some of the paragraphs of each store, by its name.
+    `samples` receives some of the paragraphs of each store, under the store's name.
     """
     total = text_bytes(source for own in sources.values() for source in own)
     with Progress("read", total and total / 1e6, "MB") as progress:
@@ -126,11 +126,11 @@ def sample_mixture(
 ) -> list[str]:
     """Draw a sample in which components have shares ~ size^alpha of the characters.
 
-    Conneau et al. 2020, section 3.1 (alpha 0.3 for XLM-R); or shares ~ `weights`. Texts
-    of a large component are thinned evenly, those of a small one are repeated. One
-    pass, bounded memory, no random numbers.
+    Conneau et al. 2020, section 3.1 (alpha 0.3 for XLM-R); with `weights`, shares are
+    proportional to them. Texts of a large component are thinned evenly, texts of a
+    small one are repeated. It needs one pass, bounded memory and no random numbers.
 
-    `texts` are (component, text), in any order. Raises UserError where `weights` lack a
+    `texts` are (component, text), in any order. Raises UserError if `weights` lack a
     component, or name one that has no text.
 
     >>> texts = [("en", "aaaa")] * 75 + [("sw", "bbbb")] * 25
@@ -141,7 +141,7 @@ def sample_mixture(
     samples: dict[str, Sample] = {}
 
     def plenty(name: str) -> float:
-        """Compare what is sampled of a component with its share."""
+        """Return how much of a component is sampled relative to its share."""
         if weights:
             return samples[name].size / weights.get(name, 1.0)
         return samples[name].size / sizes[name] ** (1.0 if alpha is None else alpha)
@@ -167,7 +167,7 @@ def sample_mixture(
 
 
 def _spread(texts: list[str], times: float) -> list[str]:
-    """Repeat texts so often; what is left of it is spread evenly.
+    """Repeat texts `times` times; the fraction is spread evenly over the texts.
 
     >>> _spread(["a", "b", "c", "d"], 1.5)
     ['a', 'b', 'c', 'd', 'a', 'c']
