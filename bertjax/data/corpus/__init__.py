@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From files to documents and sentences."""
+"""Read files into documents and sentences."""

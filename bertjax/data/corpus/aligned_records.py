@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records that say something of their sentences or tokens beside the text.
+"""Records with values for their sentences or tokens besides the text.
 
-Three forms, of JSON lines:
+There are three forms, as JSON lines:
 
   sentences and a value each   {"sentences": ["Hi.", "Yes?"], "speaker": ["ann", "bob"]}
   text and ranges in it        {"text": "String s;", "type": [[7, 8, "String"]]}
   conversations                {"turns": [{"speaker": "ann", "text": "Hi."}, ...],
                                 "knowledge": "..."}
 
-A range is [start, end, value], characters of the text as it stands in the record. Of
-sentences a stream may have a list of ranges each as well. A line of a text is a
-sentence. Values are strings, numbers, or null for none.
+A range is [start, end, value], in characters of the record's text. With `sentences`, a
+stream may also have a list of ranges per sentence. With `text`, each line is a
+sentence. Values are strings, numbers, or null for no value.
 """
 
 from collections import Counter
@@ -23,9 +23,9 @@ from bertjax.data.corpus import documents
 from bertjax.data.corpus.documents import Document, Fields
 from bertjax.data.corpus.line_repair import clean, decode
 
-SPEAKER = "speaker"  # of a turn
+SPEAKER = "speaker"  # the field with the speaker of a turn
 TURNS = "turns"  # the layout of conversations, and their field
-KNOWLEDGE = 0  # the number of who speaks what was known before; speakers begin with 1
+KNOWLEDGE = 0  # the speaker number of knowledge; real speakers begin with 1
 Where = Callable[[], str]
 Range = tuple[int, int, str]
 Values = dict[str, Any]
@@ -34,11 +34,11 @@ Values = dict[str, Any]
 def make_document(
     record: Mapping[str, Any], fields: Fields, where: Where, counter: Counter[str]
 ) -> Document:
-    """Turn a record into a document with values; `where()` begins the messages.
+    """Convert a record to a document with values; `where()` begins the messages.
 
-    Of a conversation each turn is a sentence, whose speaker is a number, 1, 2, ... in
-    the order in which they first speak; what knowledge says comes first, by speaker 0.
-    Turns without a speaker are two speakers' in turn.
+    In a conversation each turn is a sentence. Speakers are numbered 1, 2, ... in the
+    order in which they first speak; knowledge comes first, with speaker 0. Turns
+    without a speaker alternate between two speakers.
 
     >>> record = {"turns": [{"speaker": "ann", "text": "Hi."}, {"speaker": "bob",
     ...     "text": "Yes?"}], "knowledge": "Bob is here."}
@@ -48,7 +48,7 @@ def make_document(
     >>> [value["speaker"] for value in document.values]
     [0, 1, 2]
 
-    Raises UserError for a field that lacks or is of another kind.
+    Raises UserError for a field that is missing or of another kind.
     """
     plain = fields._replace(streams="", layout="")
     whole = documents.make_document(
@@ -121,14 +121,14 @@ def _sentences(
 def _lines(
     record: Mapping[str, Any], text_field: str, names: list[str], where: Where
 ) -> Iterator[tuple[str, Values]]:
-    """Cut a text at its lines, and ranges at the lines that they are in."""
+    """Cut a text into lines, and cut ranges at the ends of the lines."""
     text = _string(_field(record, text_field, where), text_field, where)
     streams = {
         name: sorted(_ranges(_field(record, name, where), len(text), name, where))
         for name in names
     }
     done, start = dict.fromkeys(names, 0), 0
-    going_on: dict[str, list[Range]] = {name: [] for name in names}  # behind the line
+    going_on: dict[str, list[Range]] = {name: [] for name in names}  # past the line
     for line in text.split("\n"):
         end, own = start + len(line), {}
         for name, ranges in streams.items():
@@ -147,7 +147,7 @@ def _lines(
 
 
 def _cleaned(text: str, own: Values, counter: Counter[str]) -> tuple[str, Values]:
-    """Clean a sentence, and move ranges along with their characters."""
+    """Clean a sentence, and move its ranges along with their characters."""
     ranged = {name: value for name, value in own.items() if isinstance(value, tuple)}
     if not any(ranged.values()):
         return " ".join(clean(text, counter).split("\n")).strip(), own
@@ -155,7 +155,7 @@ def _cleaned(text: str, own: Values, counter: Counter[str]) -> tuple[str, Values
     for ranges in ranged.values():
         for first, last, _ in ranges:
             edges |= {first, last}
-    # Piece by piece, so that it is known where each edge lies afterwards.
+    # Clean the text piece by piece, so that the new place of each edge is known.
     order, parts, moved = sorted(edges), [], {0: 0}
     for first, last in pairwise(order):
         parts.append(clean(text[first:last], counter).replace("\n", " "))
@@ -187,7 +187,7 @@ def _string(value: Any, field: str, where: Where) -> str:
 
 
 def read_value(value: Any, name: str, where: Where) -> str | None:
-    """Return a value as a line of text; None for none. Raises UserError."""
+    """Return a value as one line of text, or None for no value. Raises UserError."""
     if value is not None and not isinstance(value, str | int | float):
         kind = type(value).__name__
         raise UserError(f"{where()}: a value of `{name}` is no text but {kind}")

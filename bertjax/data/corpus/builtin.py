@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The embedded corpus `builtin:docs`: English prose that every installation has.
 
-Python's help topics, the docstrings of its standard library and of the packages that
-bertjax depends on, and those packages' descriptions. Sources are parsed, never
-imported. The text is cleaned to paragraphs of prose, made into documents, split into
-train and valid with near-duplicates on one side, and written once to
-`cache/builtin-docs/`; from then on that copy is used, whatever is installed later.
+It consists of Python's help topics, the docstrings of its standard library and of the
+packages that bertjax depends on, and the descriptions of those packages. Source files
+are parsed, never imported. The text is reduced to paragraphs of prose, joined into
+documents, split into train and valid with near-duplicates on one side, and written once
+to `cache/builtin-docs/`; from then on that copy is used, whatever is installed later.
 """
 
 import ast
@@ -30,7 +30,7 @@ from bertjax.data.corpus.prose import prose
 from bertjax.storage import directories
 
 FORMAT = 1
-# Base dependencies and what comes with them; what else is installed plays no part.
+# Base dependencies and what they depend on; other installed packages are ignored.
 PACKAGES = (
     "jax jaxlib flax optax orbax-checkpoint tensorflow-cpu tensorflow keras "
     "tensorflow-datasets numpy scipy sentencepiece ml-collections tokenizers "
@@ -43,7 +43,7 @@ PACKAGES = (
 VALID_PERCENT = 3
 DOCUMENT_LENGTH = 2000  # characters; docstrings of a module are joined up to this
 SHINGLE = 5  # words
-NEAR = 0.3  # share of common shingles from which documents belong together
+NEAR = 0.3  # documents with this share of common shingles go to the same side
 
 _SKIPPED = re.compile(
     r"(^|/)(tests?|testing|_vendor|_vendored|vendor|_bundled|site-packages|lib2to3"
@@ -57,11 +57,11 @@ def _distributions() -> Iterator[tuple[str, Any]]:
         try:
             yield name, importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
-            continue  # tensorflow or tensorflow-cpu: one of them is there
+            continue  # tensorflow or tensorflow-cpu: one of them is installed
 
 
 def _python_files() -> list[str]:
-    """List the .py files of the standard library and the packages, in fixed order."""
+    """Return the .py files of the standard library and the packages, in fixed order."""
     root = sysconfig.get_paths()["stdlib"]
     files = []
     for folder, folders, names in os.walk(root):
@@ -90,12 +90,12 @@ def _texts(source: str) -> Iterator[str]:
     ):
         warnings.simplefilter("ignore")
         waiting.append(ast.parse(source))
-    while waiting:  # statements only: expressions are most of a tree
+    while waiting:  # visit only statements, because most nodes are expressions
         node = waiting.pop()
         inner = [n for part in _BODIES for n in getattr(node, part, ())]
         waiting.extend(reversed(inner))
         value = getattr(node, "value", None)
-        # Besides docstrings: constants, and arguments as of numpy's add_newdoc.
+        # Besides docstrings: constants, and arguments, as in numpy's add_newdoc.
         args = value.args if isinstance(value, ast.Call) else [value]
         for arg in args:
             if isinstance(arg, ast.Constant) and isinstance(arg.value, str):
@@ -109,7 +109,7 @@ def _normal(text: str) -> str:
 
 
 def _documents(say: Callable[[str], None]) -> list[list[str]]:
-    """Make documents of paragraphs, each paragraph used once."""
+    """Join paragraphs into documents; each paragraph is used once."""
     seen: set[bytes] = set()
     documents: list[list[str]] = []
 
@@ -148,7 +148,7 @@ def _documents(say: Callable[[str], None]) -> list[list[str]]:
 
 
 def _shingles(documents: list[list[str]]) -> list[list[np.ndarray]]:
-    """Hash the word 5-grams of each paragraph: one u64 array a paragraph, distinct."""
+    """Hash the word 5-grams of each paragraph: u64 arrays of distinct values."""
     numbers: dict[str, int] = {}
 
     def hashes(paragraph: str) -> np.ndarray:
@@ -169,8 +169,8 @@ def _shingles(documents: list[list[str]]) -> list[list[np.ndarray]]:
 def _clusters(shingles: list[list[np.ndarray]]) -> list[int]:
     """Return for each document the first document of its cluster of near-duplicates.
 
-    Two documents belong together when they have NEAR of the smaller one's shingles in
-    common (of shingles in many documents, only neighbours are compared).
+    Two documents belong together if they share NEAR of the shingles of the smaller one.
+    A shingle that occurs in many documents is compared between neighbors only.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -227,16 +227,16 @@ def split(documents: list[list[str]]) -> tuple[list[list[str]], list[list[str]]]
 def materialise(
     cache_dir: str | os.PathLike[str], say: Callable[[str], None] = print
 ) -> dict[str, Any]:
-    """Make the corpus in `cache_dir`/builtin-docs unless it is there; return where.
+    """Create the corpus in `cache_dir`/builtin-docs unless it exists; return its paths.
 
     The result holds the paths `train` and `valid`, `hash` (of both files' content) and
     `meta` (format version, hashes, sizes, counts, package versions). Raises UserError
-    where it cannot be written.
+    if it cannot be written.
     """
     target = Path(cache_dir) / "builtin-docs"
     meta = _read_meta(target)
     if meta is None:
-        directories.remove(target)  # what is there is damaged
+        directories.remove(target)  # an existing corpus is damaged
         directories.make_whole(target, functools.partial(_write, say=say))
         meta = _read_meta(target)
     sums = "".join(meta["files"][side]["sha256"] for side in ("train", "valid"))
@@ -249,7 +249,7 @@ def materialise(
 
 
 def _read_meta(target: Path) -> dict[str, Any] | None:
-    """Return meta.json where the corpus is complete, of this format and size."""
+    """Return meta.json if the corpus is complete and of this format, else None."""
     try:
         meta = json.loads((target / "meta.json").read_text())
         same = meta["format"] == FORMAT and all(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of Java and TypeScript, and JSON lines with such: lines, and types of names."""
+"""Java and TypeScript files, and JSON lines of code: lines, and types of names."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -13,11 +13,11 @@ from bertjax.data.corpus.code_names import Code
 from bertjax.data.corpus.documents import Document, Fields, Source
 from bertjax.data.corpus.line_repair import Counts, clean, decode
 
-STREAM = "type"  # what is known of code beside its text
+STREAM = "type"  # the stream that code has besides its text
 
 
 def language_of(path: str) -> str:
-    """Return the language of a file by its name, "" for none of GRAMMARS.
+    """Return the language of a file from its name; "" if it is not in GRAMMARS.
 
     >>> language_of("src/Main.java.gz"), language_of("a.tsx"), language_of("a.py")
     ('java', 'tsx', '')
@@ -32,11 +32,11 @@ def make_document(
     counter: Counter[str],
     parses: str = "",
 ) -> Document:
-    """Turn a record of code into a document; `where()` begins the messages.
+    """Convert a record of code to a document; `where()` begins the messages.
 
-    Its data.code_field is a path or the name of a language; what is of none that is
-    known, or null, is a document without text, and counted. Raises UserError for a
-    field that lacks or is of another kind.
+    The record's data.code_field is a path or the name of a language; if it is null or
+    of an unknown language, the document has no text and is counted. Raises UserError
+    for a field that is missing or of another kind.
     """
     plain = fields._replace(streams="", code_field="")
     documents.refuse_missing(fields.keys(), record, where())
@@ -59,10 +59,10 @@ def make_document(
 def parse(
     text: str, language: str, fields: Fields, counter: Counter[str], parses: str = ""
 ) -> Document:
-    """Read code as a document, a line of code a sentence.
+    """Read code as a document in which each line of code is a sentence.
 
-    Of each line it has the values of the stream `type`, where data.streams asks for it.
-    parses: where what was parsed before is kept (parsed_code.py); "": nowhere.
+    Each line has the values of the stream `type` if data.streams requests it. parses:
+    the file in which earlier parses are kept (parsed_code.py); "": none.
     """
     text, asked = clean(text, counter), STREAM in fields.streams.split(",")
     how = parses, text, language, asked
@@ -83,19 +83,19 @@ def parse(
 
 @dataclass
 class CodeSource(Source):
-    """A file of code, local or behind a URL: one document, read whole."""
+    """A file of code, local or behind a URL: one document, read as a whole."""
 
     is_code = True
 
     def fingerprint(self, cache_dir: str, say: Callable[[str], None] = print) -> str:
-        """Return the language, the rules of reading it, and the file's SHA-256."""
+        """Return the language, the version of the reading rules, and the SHA-256."""
         digest, self.seen = files.file_hash(self.name, cache_dir)
         types = ":type" * (STREAM in self.fields.streams.split(","))
         language = language_of(self.name)
         return f"{code_rules(language)}-{language}{types}:{digest}"
 
     def text_bytes(self) -> int | None:
-        """Return the bytes of the file. Raises UserError where it cannot be read."""
+        """Return the bytes of the file. Raises UserError if it cannot be read."""
         with files.reading(self.name):
             return files.stat(self.name)[0]
 
@@ -110,7 +110,7 @@ class CodeSource(Source):
         yield parse(text, language, self.fields, counter, self.parses)
 
     def locate(self, paragraph: str, max_line_bytes: int) -> str:
-        """Name the file, and the first line that has such text."""
+        """Return the file and the first line with this text."""
         text = clean(decode(b"".join(files.unpacked(self.name)), Counter()), Counter())
         for number, line in enumerate(text.split("\n"), 1):
             if " ".join(line.split()) == paragraph:

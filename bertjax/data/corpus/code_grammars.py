@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tree-sitter's grammars of Java and TypeScript call the parts of code.
+"""The names that tree-sitter's grammars of Java and TypeScript give to parts of code.
 
-A language's `comments` are left out. What code_names.py reads are the captures of its
-`parts`, named by what they are:
+The `comments` of a language are removed. code_names.py reads the captures of its
+`parts`, which have these names:
 
   name       an identifier
-  class      one of a type: a class, an interface, a type parameter
-  mark       one of an annotation or a decorator
-  call       one of a method, where methods have names of their own (Java)
-  property   one behind a dot, of what object ever; own: of this
-  imported   one of a class that another file declares
-  scope      where names end that are known from their declaration on
-  body       of a class: its members are known in all of it
+  class      the identifier of a type: a class, an interface, a type parameter
+  mark       the identifier of an annotation or a decorator
+  call       the identifier of a method, if methods have their own namespace (Java)
+  property   an identifier after a dot, of any object; own: of this
+  imported   the identifier of a class that another file declares
+  scope      the scope of names that are known from their declaration on
+  body       the body of a class, in all of which its members are known
 
-In its `declarations` one of these, with its `type`, with the class that it is a `new`
-one of, or with a `string`, `number` or `boolean` that it begins as; `dims` are brackets
-behind it:
+The captures of its `declarations` are one of the following. Each comes with its `type`,
+with the class of the `new` object that initializes it, or with the literal that does (a
+`string`, `number` or `boolean`); `dims` are brackets after the name:
 
-  local      known from here on, to the end of its scope
+  local      known from here to the end of its scope
   function   known in all of its scope
-  member     of the class whose body this is; method: the same, a `call`
+  member     a member of the class with this body; method: the same for a `call`
   owner      the class with this `body`
   of         a property of the name `object`
 """
@@ -29,9 +29,9 @@ from typing import NamedTuple
 
 
 class Grammar(NamedTuple):
-    """A language: its parser, `package`'s `function`, and what it finds by queries.
+    """A language: its parser (`package`'s `function`), and its queries.
 
-    bare: whether members are known without this.
+    bare: whether members can be used without this.
     """
 
     package: str
@@ -158,14 +158,14 @@ GRAMMARS = {
     "typescript": _TYPESCRIPT,
     "tsx": _TYPESCRIPT._replace(function="language_tsx"),
 }
-CODE = "code-2"  # names the rules of reading: stores made by other ones are others
+CODE = "code-2"  # version of the rules of reading; part of the keys of stores
 SUFFIXES = {".java": "java", ".ts": "typescript", ".tsx": "tsx"}
 
 
 def code_rules(*languages: str) -> str:
-    """Name the rules of reading code: ours, and the grammars' versions.
+    """Return the version of the rules of reading code, with the grammars' versions.
 
-    Unless named all languages'. What is not installed has no version.
+    Without arguments it covers all languages. A missing package has the version "".
     """
     packages = {GRAMMARS[name].package for name in languages or GRAMMARS}
     versions = []

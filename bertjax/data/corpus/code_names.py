@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Code as lines, and the declared types of its names, by tree-sitter (extra: code).
 
-What is known of a name is what the same file declares: of locals, parameters, fields
-and methods' results by scope, of this.x and of x.y where x is of a class in the file. A
-type has no type arguments, annotations or blanks: of Map<String, int[]> it is Map. That
-is no type checker and not the static analysis of the article (Liu et al. 2020,
-CugLM): nothing is inherited, imported or inferred, but for a variable that begins as a
-new object or, in TypeScript, as a literal.
+The type of a name is known only if the same file declares it: by scope for locals,
+parameters, fields and results of methods; for this.x; and for x.y if x has a class of
+this file. Types are stored without type arguments, annotations and blanks:
+Map<String, int[]> becomes Map. This is no type checker and not the static analysis of
+the article (Liu et al. 2020, CugLM): nothing is inherited, imported or inferred, except
+that a variable may get its type from a new object or, in TypeScript, from a literal.
 """
 
 import functools
@@ -19,10 +19,10 @@ import numpy as np
 from bertjax import registry
 from bertjax.data.corpus.code_grammars import GRAMMARS, Grammar
 
-UNKNOWN = "<name>"  # the value of a name of which the file declares no type
-CLASS = "<class>"  # of a name of a type
+UNKNOWN = "<name>"  # the value of a name whose type the file does not declare
+CLASS = "<class>"  # the value of the name of a type
 MARK = "<annotation>"
-LONGEST = 64  # characters of a type that is kept
+LONGEST = 64  # characters; a longer type becomes UNKNOWN
 
 _ARGUMENTS = re.compile(rb"<[^<>]*>")
 _BLANK = re.compile(rb"\s+")
@@ -34,15 +34,14 @@ Span = tuple[int, int, str]
 class Code:
     """Clean text (line_repair.clean) in a language of code_grammars.GRAMMARS.
 
-    lines: comments are left out, and so are blank lines and what is indented; several
-    blanks are one. broken: whether the parser met with something that is not of the
-    language.
+    lines: the code without comments, blank lines and indentation; runs of blanks become
+    one blank. broken: whether the parser found anything that is not in the language.
 
     >>> code = Code("// Most.\\nint max(int a) {\\n  return a; }", "java")
     >>> code.lines, code.names[0]
     (['int max(int a) {', 'return a; }'], ((4, 7, 'int'), (12, 13, 'int')))
 
-    Raises UserError without tree-sitter, which names the extra.
+    Raises UserError, which names the extra, if tree-sitter is missing.
     """
 
     def __init__(self, text: str, language: str) -> None:
@@ -64,7 +63,7 @@ class Code:
 
     @functools.cached_property
     def names(self) -> list[tuple[Span, ...]]:
-        """The ranges of names with their types, of each line."""
+        """The ranges of names and their types in each line."""
         parser = self._parser
         parts = parser.run(parser.parts).captures(self._root)
         matches = parser.run(parser.declarations).matches(self._root)
@@ -100,7 +99,7 @@ def _edges(nodes: Iterable[Any]) -> Iterator[tuple[int, int]]:
 
 
 class _Scope(NamedTuple):
-    """names: what is known in it; members: of the class whose body it is, or None."""
+    """names: those known in it; members: those of its class if it is a class body."""
 
     end: int
     names: dict[bytes, str]
@@ -108,11 +107,12 @@ class _Scope(NamedTuple):
 
 
 class _Declared(NamedTuple):
-    """What a file declares.
+    """The declarations of a file.
 
-    local: types of names by where they begin, known from there on; early: kind and type
-    of those that are known before. owners: where a class's body begins -> its name;
-    objects: where a property begins -> where its object does.
+    local: start of a name -> its type, for names known from their declaration on;
+    early: start of a name -> its kind and type, for names known before it. owners:
+    start of a class body -> name of the class; objects: start of a property -> start of
+    its object.
     """
 
     local: dict[int, str]
@@ -124,11 +124,11 @@ class _Declared(NamedTuple):
 def _name_types(
     data: bytes, parts: dict[str, list[Any]], matches: list[Any], bare: bool
 ) -> list[Span]:
-    """Return every name with its type, in order, in bytes."""
+    """Return every name with its type, in order; places are counted in bytes."""
     roles = {node.start_byte: kind for kind in _ROLES for node in parts.get(kind, ())}
     calls = {node.start_byte for node in parts.get("call", ())}
     edges = _edges(parts.get("name", ()))
-    names = dict(sorted((a, b) for a, b in edges if a < b))  # none that is made up
+    names = dict(sorted((a, b) for a, b in edges if a < b))  # without empty names
     declared = _declarations(data, matches)
     opens = [(a, -b, True) for a, b in _edges(parts.get("body", ()))]
     opens += [(a, -b, False) for a, b in _edges(parts.get("scope", ()))]
@@ -141,7 +141,7 @@ def _name_types(
         if start not in keys:
             continue
         if kind == "function":
-            # Around the scope that the function itself is.
+            # In the scope around the one that the function itself opens.
             walk.to(start)[-2].names.setdefault(keys[start], known)
         else:
             inside = [s for s in walk.to(start) if s.members is not None]
@@ -186,19 +186,19 @@ def _name_types(
     return [(start, end, found[start]) for start, end in names.items()]
 
 
-# Of several that a name has the last.
+# If a name has several of these roles, the last one counts.
 _ROLES = ("property", "own", "class", "imported", "mark")
 _VALUES = {"class": CLASS, "imported": CLASS, "mark": MARK}
 
 
 def _innermost(stack: list[_Scope]) -> dict[bytes, str]:
-    """Return the members of the class that this is."""
+    """Return the members of the innermost class."""
     return next((s.members for s in stack[::-1] if s.members is not None), {})
 
 
 class _Walk:
-    """Goes through a file, and knows which scopes are open; they keep what is put into
-    them when it goes through again."""
+    """Goes through a file and tracks the open scopes, which keep their contents when it
+    goes through the file again."""
 
     def __init__(self, opens: list[tuple[int, int, bool]], size: int) -> None:
         whole = _Scope(size + 1, {}, None)
@@ -211,7 +211,7 @@ class _Walk:
         self.at, self.stack = 0, self.stack[:1]
 
     def to(self, place: int) -> list[_Scope]:
-        """Return the scopes that are open at a byte, the innermost last."""
+        """Return the scopes that are open at a byte, innermost last."""
         stack = self.stack
         while self.at < len(self.opens) and self.opens[self.at][0] <= place:
             start = self.opens[self.at][0]
@@ -225,7 +225,7 @@ class _Walk:
 
 
 def _declarations(data: bytes, matches: list[Any]) -> _Declared:
-    """Read what the query of declarations found."""
+    """Read the matches of the query for declarations."""
     declared = _Declared({}, {}, {}, {})
     for _, found in matches:
         if "of" in found:
@@ -263,7 +263,7 @@ def _type_of(data: bytes, found: dict[str, list[Any]]) -> str:
 
 @functools.lru_cache(1 << 16)
 def _plain_type(written: bytes) -> str:
-    """Write a type without arguments and blanks; UNKNOWN where it is very long.
+    """Return a type without arguments and blanks; UNKNOWN if it is very long.
 
     >>> _plain_type(b"Map<String, List<int[]>> "), _plain_type(b"int []")
     ('Map', 'int[]')
@@ -272,12 +272,12 @@ def _plain_type(written: bytes) -> str:
     while (shorter := _ARGUMENTS.sub(b"", text)) != text:
         text = shorter
     plain = _BLANK.sub(b"", text).replace(b"\0", b"=>").decode()
-    is_known = 0 < len(plain) <= LONGEST and plain != "var"  # of Java: inferred
+    is_known = 0 < len(plain) <= LONGEST and plain != "var"  # Java's var is inferred
     return plain if is_known else UNKNOWN
 
 
 def _without(text: str, comments: list[tuple[int, int]]) -> str:
-    """Put blanks in the place of comments; line ends stay."""
+    """Replace comments by blanks; line ends stay."""
     parts, at = [], 0
     for start, end in comments:
         if start >= at:
@@ -288,7 +288,7 @@ def _without(text: str, comments: list[tuple[int, int]]) -> str:
 
 
 def _cut_lines(text: str) -> list[tuple[int, str]]:
-    """Return the lines that are not blank, stripped, and where each begins."""
+    """Return the non-blank lines, stripped, and the place where each begins."""
     found, start = [], 0
     for raw in text.split("\n"):
         if line := raw.strip():
@@ -300,7 +300,7 @@ def _cut_lines(text: str) -> list[tuple[int, str]]:
 def _into_lines(
     lines: list[tuple[int, str]], names: list[Span]
 ) -> list[tuple[Span, ...]]:
-    """Say where in its line each name is."""
+    """Return the names in each line, with their places in the line."""
     values, at = [], 0
     for begin, line in lines:
         end, own = begin + len(line), []
@@ -315,7 +315,7 @@ def _into_lines(
 
 
 def _without_runs(line: str, spans: list[Span]) -> list[Span]:
-    """Move ranges to where their names are when runs of blanks are one."""
+    """Move ranges to the places of their names after runs of blanks became one."""
     runs = [(m.end(), m.end() - m.start() - 1) for m in _RUN.finditer(line)]
 
     def moved(place: int) -> int:

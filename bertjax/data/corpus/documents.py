@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What sources give: documents; and how a record with fields becomes one."""
+"""Documents, which sources yield, and how a record with fields becomes one."""
 
 import re
 from collections import Counter
@@ -16,12 +16,12 @@ from bertjax.data.corpus.line_repair import REPAIRS, Counts, clean, decode
 class Document(NamedTuple):
     """One document: cleaned lines, none of them empty.
 
-    group: the value of data.group_field (a language, a site), "" without;
+    group: the value of data.group_field (a language, a site), or "";
     entities: the strings of data.entity_field.
-    values: None; or where there are streams, of each paragraph its value of each stream
-    by name: a value of the sentence (None for none), or ranges of its characters,
-    ((start, end, value), ...). Then paragraphs are sentences, and stay whole.
-    is_counted: why it has no paragraphs is counted already.
+    values: None, or if there are streams, the values of each paragraph by stream name:
+    a value of the sentence (None for no value), or ranges of its characters,
+    ((start, end, value), ...). Then paragraphs are sentences and are not split.
+    is_counted: the reason why it has no paragraphs is already counted.
     """
 
     paragraphs: list[str]
@@ -32,11 +32,11 @@ class Document(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """Which fields (columns) of a record are read, by config key; "" reads none.
+    """The fields (columns) of a record that are read, by config key; "" reads none.
 
-    streams: fields that are aligned with the text (aligned_records.py), with commas.
-    layout: "", or "turns": records are conversations. code_field: of records of code, a
-    path or a language.
+    streams: the fields that are aligned with the text (aligned_records.py), separated
+    by commas. layout: "", or "turns" if records are conversations. code_field: for
+    records of code, the field with a path or a language.
     """
 
     text_field: str = "text"
@@ -48,35 +48,36 @@ class Fields(NamedTuple):
 
     @property
     def is_aligned(self) -> bool:
-        """Whether records have more to say of their sentences than the text."""
+        """Whether records have values for their sentences besides the text."""
         return bool(self.streams or self.layout)
 
     def keys(self) -> dict[str, str]:
-        """Return {field that is read: its config key}, of records of text alone."""
+        """Return {field: its config key}, for the fields read from records of text."""
         named = ("text_field", "group_field", "entity_field", "code_field")
         keys = {getattr(self, name): f"data.{name}" for name in named}
         return {field: key for field, key in keys.items() if field}
 
     def suffix(self) -> str:
-        """Return what a fingerprint ends with; "" for the defaults."""
+        """Return the suffix of a fingerprint; "" for the defaults."""
         if self.code_field:
             return f":{'|'.join(self)}:{code_rules()}"
-        fields = self[:5] if self.is_aligned else self[:3]  # as older versions have it
+        fields = self[:5] if self.is_aligned else self[:3]  # as in older versions
         return "" if self == TEXT else f":{'|'.join(fields)}"
 
 
 TEXT = Fields()
-LEFT_OUT = "long_records", "long_code", "other_languages"  # of REPAIRS: whole documents
+LEFT_OUT = "long_records", "long_code", "other_languages"  # repairs that drop documents
 
 
 @dataclass
 class Source:
-    """A thing that documents are read from.
+    """Something that documents are read from.
 
-    `name` is for people; `seen` is what `fingerprint` saw of a file. Call that before
-    `documents` and `split`: it also puts sources that are made (`builtin:docs`) in
-    place. `start` and `end` are what is this one's of the whole, as `split` counts it.
-    `parses` is where parses of its code are kept (parsed_code.py), "" for nowhere.
+    `name` is for people; `seen` is the state of the file that `fingerprint` saw. Call
+    `fingerprint` before `documents` and `split`, because it also creates generated
+    sources (`builtin:docs`). `start` and `end` limit this source to a part of the
+    whole, in the units of `split`. `parses` is the file in which parses of its code are
+    kept (parsed_code.py), "" for none.
     """
 
     name: str
@@ -87,14 +88,15 @@ class Source:
     parses: str = ""
 
     def fingerprint(self, cache_dir: str, say: Callable[[str], None] = print) -> str:
-        """Return a string that is another whenever the documents may be others."""
+        """Return a string that changes whenever the documents may change."""
         raise NotImplementedError
 
     def documents(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
         """Yield the documents in order; count them and every repair in `counts`.
 
-        Raises UserError naming the file (and line) where it cannot be read or is
-        damaged. It may hold none: who has read all there is calls `refuse_empty`.
+        Raises UserError, which names the file (and line), if the source cannot be read
+        or is damaged. A source may hold no document; callers that have read all sources
+        call `refuse_empty`.
         """
         counter = counts[self.name]
         for document in self.read(counts, max_line_bytes):
@@ -106,13 +108,13 @@ class Source:
             yield document
 
     def read(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
-        """Yield the documents in order, those without text too; count every repair."""
+        """Yield the documents in order, empty ones included; count every repair."""
         raise NotImplementedError
 
     def make(
         self, record: Mapping[str, Any], where: Callable[[], str], counts: Counts
     ) -> Document:
-        """Turn a record into a document (`make_document`), and tell of its text."""
+        """Convert a record to a document (`make_document`), and report its text."""
         document = make_document(record, self.fields, where, counts[self.name])
         counts.read(sum(map(len, document.paragraphs)) / 1e6)
         return document
@@ -120,36 +122,36 @@ class Source:
     def split(self, piece_bytes: int) -> list["Source"]:
         """Cut into independent pieces of about `piece_bytes`, which can be pickled.
 
-        Read one after another they give the documents, and the counts, of the whole,
-        but that a document over DOCUMENT_LIMIT may be split elsewhere. A function of
-        the file and of `piece_bytes` alone.
+        Read one after another, they yield the documents and counts of the whole, except
+        that a document over DOCUMENT_LIMIT may be split at other places. The cuts
+        depend on the file and on `piece_bytes` alone.
         """
         return [self]
 
     def text_bytes(self) -> int | None:
-        """Estimate the bytes of its text, or None where nobody knows; reads no text."""
+        """Estimate the bytes of its text without reading it; None if unknown."""
         return None
 
     @property
     def is_code(self) -> bool:
-        """Whether its text is code, which is parsed."""
+        """Whether its text is code, which has to be parsed."""
         return bool(self.fields.code_field)
 
     def cut_rule(self) -> str:
-        """Name the rule by which `split` may cut a document, or "" if it cuts none."""
+        """Return the rule by which `split` may cut a document; "" if it cuts none."""
         return ""
 
     def refuse_changed(self) -> None:
-        """Raise UserError where it is not what `fingerprint` saw any more."""
+        """Raise UserError if the file is no longer what `fingerprint` saw."""
         files.refuse_changed(self.name, self.seen)
 
     def locate(self, paragraph: str, max_line_bytes: int) -> str:
-        """Say where a paragraph first stands: the file, and the line if known."""
+        """Return where a paragraph first occurs: the file, and the line if known."""
         return self.name
 
 
 def refuse_empty(sources: Sequence[Source], counts: Counts) -> None:
-    """Raise UserError where `counts` has no document of any of the sources."""
+    """Raise UserError if none of the sources has a document in `counts`."""
     counters = [counts[source.name] for source in sources]
     if not any(counter["documents"] for counter in counters):
         left = {kind: sum(c[kind] for c in counters) for kind in LEFT_OUT}
@@ -169,11 +171,10 @@ def make_document(
     where: Callable[[], str],
     counter: Counter[str],
 ) -> Document:
-    """Turn a record into a document; `where()` begins the messages.
+    """Convert a record to a document; `where()` is the beginning of messages.
 
-    The text is a string, or a list: of paragraphs, of integers (one paragraph of ids,
-    for data.vocab="ids:..."), or of lists of integers. Null is a document without
-    text.
+    The text is a string or a list: of paragraphs, of integers (one paragraph of ids,
+    for data.vocab="ids:..."), or of lists of integers. Null is a document without text.
 
     >>> record = {"text": "One.\\n\\nTwo.", "lang": "en", "names": ["One"]}
     >>> make_document(record, Fields("text", "lang", "names"), str, Counter())[:3]
@@ -233,8 +234,10 @@ def make_document(
 
 
 def check_text(value: Any, field: str, where: Callable[[], str]) -> str:
-    """Return what a field holds; `where()` begins the message. Raises UserError where
-    it is no text."""
+    """Return the text in a field; raise UserError if it is not text.
+
+    `where()` is the beginning of the message.
+    """
     if not isinstance(value, str):
         kind = type(value).__name__
         raise UserError(f"{where()}: `{field}` is not a string but {kind}")
@@ -246,7 +249,7 @@ def refuse_missing(
 ) -> None:
     """Raise UserError, which begins with the place, for a field that is not present.
 
-    keys: {field: the config key that names it}; noun: what a field is called there.
+    keys: {field: the config key that names it}; noun: the name for fields in messages.
     """
     names = ", ".join(f"`{name}`" for name in present) or "none"
     for field, key in keys.items():
@@ -257,4 +260,4 @@ def refuse_missing(
 
 
 NAME = re.compile(r"\w[\w.-]*")  # of a component
-LONGEST = 100  # characters of a group's name: it is part of the names of metrics
+LONGEST = 100  # characters of a group's name, which is part of the names of metrics

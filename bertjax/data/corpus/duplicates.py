@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is in a corpus twice: repeated lines, and documents that are nearly the same.
+"""Find what a corpus holds twice: repeated lines, and nearly identical documents.
 
-Both in one pass and bounded memory: lines are counted exactly, of a large corpus in a
-part of the space of their hashes; documents are compared by MinHash (Broder 1997, the
-library datasketch), of a large corpus a sample that keeps likes together.
+Both need one pass and bounded memory. Lines are counted exactly; in a large corpus only
+those in a part of the space of hashes. Documents are compared by MinHash (Broder 1997,
+the library datasketch); in a large corpus only a sample, which keeps similar documents
+together.
 """
 
 import hashlib
@@ -19,12 +20,12 @@ from bertjax import counted
 from bertjax.data.corpus.documents import Document
 from bertjax.data.tokenizers.tokenizer import SPACELESS
 
-LINES = 1 << 19  # distinct lines that are held
-FREQUENT = 1000  # of them kept, wherever their hashes lie
-DOCUMENTS = 20_000  # that are compared
+LINES = 1 << 19  # largest number of distinct lines in memory
+FREQUENT = 1000  # the most frequent lines stay, wherever their hashes are
+DOCUMENTS = 20_000  # documents to compare
 SHINGLE = 5  # words
-UNITS = 2_000  # words of a document that are looked at
-NEAR = 0.8  # Jaccard similarity
+UNITS = 2_000  # words of a document that are read
+NEAR = 0.8  # Jaccard similarity of near-duplicates
 EXAMPLES = 5
 SHOWN = 60  # characters of an example
 SPACE = 1 << 64
@@ -33,7 +34,7 @@ _UNIT = re.compile(rf"{SPACELESS.pattern}|\w+")
 
 @dataclass(slots=True)
 class Line:
-    """A line that was seen: how often, its characters, and where first."""
+    """A line: its number of characters, its first source and place, and its count."""
 
     size: int
     source: str
@@ -42,7 +43,7 @@ class Line:
 
 
 class RepeatedLines:
-    """Counts lines; those with a hash below `limit`, and the most frequent ones."""
+    """Counts lines: those with a hash below `limit`, and the most frequent ones."""
 
     def __init__(self, capacity: int = LINES) -> None:
         self.capacity = capacity
@@ -69,12 +70,12 @@ class RepeatedLines:
         both = self.frequent | self.lines
         most = heapq.nlargest(FREQUENT, both, key=lambda k: (both[k].count, -k))
         self.frequent = {key: both.pop(key) for key in most if both[key].count > 1}
-        # What is frequent no more lies in a part of the space that was given up.
+        # Lines that are no longer frequent and whose hashes are too large are dropped.
         self.limit //= 2
         self.lines = {k: line for k, line in both.items() if k < self.limit}
 
     def report(self) -> list[str]:
-        """Say how much is repeated, and what most often."""
+        """Return lines that report how much is repeated, and what most often."""
         if not self.total:
             return []
         part = self.limit / SPACE
@@ -95,7 +96,7 @@ class RepeatedLines:
 
 
 class Near(NamedTuple):
-    """A document that is kept for comparison; `key` is its smallest hash."""
+    """A document to compare others with; `key` is its smallest hash."""
 
     key: int
     where: str
@@ -104,10 +105,10 @@ class Near(NamedTuple):
 
 
 class NearDuplicates:
-    """Compares documents by MinHash; of many, those with the least keys.
+    """Compares documents by MinHash; if there are many, those with the smallest keys.
 
-    The key of a document is the smallest hash of its shingles, so near-duplicates
-    mostly have the same one and are in the sample together.
+    The key of a document is the smallest hash of its shingles, so that near-duplicates
+    mostly have the same key and are in the sample together.
     """
 
     def __init__(self, capacity: int = DOCUMENTS) -> None:
@@ -117,7 +118,7 @@ class NearDuplicates:
         self.numbers: Counter[str] = Counter()  # documents of each source
 
     def add(self, document: Document, source: str) -> None:
-        """Keep a document for comparison, or not."""
+        """Add a document, if its key is in the sample."""
         from datasketch import MinHash
 
         self.numbers[source] += 1
@@ -128,7 +129,7 @@ class NearDuplicates:
                 break
         shingles = _shingles(units[:UNITS])
         key = min(map(zlib.crc32, shingles), default=0)
-        # crc32 of short texts is not even enough to be a share of the space.
+        # crc32 of short texts is not uniform enough to select a share of them.
         key = zlib.crc32(hashlib.blake2b(key.to_bytes(4), digest_size=8).digest())
         if key >= self.limit:
             return
@@ -142,7 +143,7 @@ class NearDuplicates:
             self.documents = [near for near in self.documents if near.key < self.limit]
 
     def report(self) -> list[str]:
-        """Say which share is near to a document before, with examples."""
+        """Return lines that report the share of near-duplicates, with examples."""
         from datasketch import MinHashLSH
 
         if not self.numbers:
@@ -150,8 +151,8 @@ class NearDuplicates:
         index = MinHashLSH(threshold=NEAR, num_perm=128)
         size, total = len(self.documents), self.numbers.total()
         pairs = []
-        # Copies are compared with the first of them alone: of a page that a corpus has
-        # 10,000 times, all pairs would be a matter of minutes.
+        # Copies are compared with the first one only: if a corpus holds a page 10,000
+        # times, comparing all pairs would take minutes.
         seen: set[bytes] = set()
         for at, near in enumerate(self.documents):
             others = (
@@ -178,7 +179,7 @@ class NearDuplicates:
 
 
 def _shingles(units: list[str]) -> list[bytes]:
-    """Return the distinct shingles of a document, ascending; a short one is its own.
+    """Return the distinct shingles, ascending; a short document is a single shingle.
 
     >>> _shingles(["a", "b", "c", "d", "e", "f"])
     [b'a b c d e', b'b c d e f']
@@ -188,11 +189,11 @@ def _shingles(units: list[str]) -> list[bytes]:
 
 
 def report_corpus(documents: Iterable[tuple[str, Document]]) -> list[str]:
-    """Say what is in a corpus, (name of the source, document) in order, more than once.
+    """Report what a corpus holds more than once; documents: (source name, document).
 
-    The share of repeated lines and the most frequent ones; the share of near-duplicate
-    documents and some pairs (they need datasketch, the extra `dedup`). Both shares are
-    estimates where the corpus is large, and say so.
+    The lines report the share of repeated lines and the most frequent ones, and the
+    share of near-duplicate documents and some pairs (this needs datasketch, the extra
+    `dedup`). In a large corpus both shares are estimates and are reported as such.
 
     >>> twice = Document(["See also", "A long line."])
     >>> report_corpus([("a.txt", twice), ("b.txt", twice)])[:2]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of text and of JSON lines: opened, unpacked, hashed, cut into pieces."""
+"""Open, decompress, hash and check files of text and of JSON lines."""
 
 import contextlib
 import errno
@@ -21,8 +21,8 @@ from typing import IO, Any, NamedTuple
 from bertjax import UserError, registry
 from bertjax.storage.atomic import write_file
 
-CHUNK = 1 << 20  # bytes a read
-# How the names of packed files end, and how the files begin.
+CHUNK = 1 << 20  # bytes per read
+# Suffixes of compressed files, and the first bytes of such files.
 PACKS = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
 HASHES = "fingerprints.json"  # in the cache
 SAVED = 10.0  # seconds between savings of the hashes of many files
@@ -37,7 +37,7 @@ _IRREGULAR = {
 
 
 def remote(path: str) -> Any:
-    """Return what etils.epath makes of a URL."""
+    """Return the etils.epath object of a URL."""
     from etils import epath
 
     return epath.Path(path)
@@ -45,21 +45,21 @@ def remote(path: str) -> Any:
 
 @contextlib.contextmanager
 def os_errors() -> Iterator[None]:
-    """Make any error of what opens URLs an OSError: the clouds' raise many kinds."""
+    """Turn any error of opening a URL into an OSError: cloud libraries raise many."""
     try:
         yield
     except (FileNotFoundError, UserError):
         raise
     except Exception as err:
         reason = getattr(err, "strerror", None) or str(err) or type(err).__name__
-        if isinstance(err, KeyError):  # epath's, of "foo://"
+        if isinstance(err, KeyError):  # raised by epath for "foo://"
             reason = f"no such kind of URL: {err.args[0]}"
         raise OSError(errno.EIO, reason.strip().splitlines()[0][:200]) from None
 
 
 @contextlib.contextmanager
 def reading(path: str) -> Iterator[None]:
-    """Make any error of opening or reading a file or URL a UserError that names it."""
+    """Turn any error of opening or reading a file or URL into a UserError naming it."""
     try:
         with os_errors() if "://" in path else contextlib.nullcontext():
             yield
@@ -69,14 +69,14 @@ def reading(path: str) -> Iterator[None]:
 
 
 class Seen(NamedTuple):
-    """What `stat` gave for a file, and on which machine: another may have a copy."""
+    """The result of `stat` for a file, and the machine: another may have a copy."""
 
     host: str
     stamp: tuple[int, ...]
 
 
 class _RemoteFile(io.RawIOBase):
-    """A remote file with all that io.BufferedReader needs."""
+    """A remote file with everything that io.BufferedReader needs."""
 
     def __init__(self, path: str) -> None:
         self.inner = remote(path).open("rb")
@@ -102,10 +102,10 @@ class _RemoteFile(io.RawIOBase):
 
 
 def stat(path: str) -> tuple[int, ...]:
-    """Return the bytes, and what else tells of a change of the file; raises OSError.
+    """Return the bytes of a file and times that show changes of it; raises OSError.
 
-    The time of modification in ns; on this machine, of the last change of any kind as
-    well, which nobody can set back. No inode: mounted buckets draw these anew.
+    The time of modification in ns; for local files also the time of the last change of
+    any kind, which nobody can set back. No inode: mounted buckets assign new ones.
     """
     if "://" in path:
         with os_errors():
@@ -116,7 +116,7 @@ def stat(path: str) -> tuple[int, ...]:
 
 
 def open_file(path: str) -> IO[bytes]:
-    """Open a file or URL for reading bytes. Raises OSError for what is no file."""
+    """Open a file or URL for reading bytes. Raises OSError for anything but a file."""
     if "://" in path:
         return io.BufferedReader(_RemoteFile(path), CHUNK)
     if what := irregular(path):
@@ -125,9 +125,9 @@ def open_file(path: str) -> IO[bytes]:
 
 
 def irregular(path: str) -> str:
-    """Name what a path or URL is, "a pipe" for instance; "" for a file.
+    """Return what a path or URL is if it is no file, such as "a pipe"; otherwise "".
 
-    To open a pipe would wait for whoever writes it. Raises OSError.
+    Opening a pipe would wait for its writer. Raises OSError.
     """
     if "://" in path:
         return _IRREGULAR[S_IFDIR] if is_dir(path) else ""
@@ -135,7 +135,7 @@ def irregular(path: str) -> str:
 
 
 def is_dir(path: str) -> bool:
-    """Tell whether a path or URL is a directory; raises OSError."""
+    """Return whether a path or URL is a directory; raises OSError."""
     if "://" not in path:
         return os.path.isdir(path)
     with os_errors():
@@ -143,10 +143,10 @@ def is_dir(path: str) -> bool:
 
 
 def find(pattern: str) -> list[str]:
-    """Return what matches a pattern, sorted; raises OSError.
+    """Return the paths that match a pattern, sorted; raises OSError.
 
-    Directories are left out where the pattern cannot but match them: those that ** goes
-    through, and all that a bucket has.
+    Directories are left out if the pattern matches them necessarily: those that **
+    passes through, and all those of a bucket.
     """
     if "://" not in pattern:
         paths = sorted(glob.glob(pattern, recursive=True))
@@ -158,7 +158,7 @@ def find(pattern: str) -> list[str]:
 
 
 def part_name(path: str) -> tuple[str, str]:
-    """Return a file's name in small letters, and how it says that it is packed.
+    """Return a file's name in lower case without its compression suffix, and that.
 
     >>> part_name("A.tsv.gz"), part_name("b.txt")
     (('a.tsv', '.gz'), ('b.txt', ''))
@@ -169,9 +169,9 @@ def part_name(path: str) -> tuple[str, str]:
 
 
 def unpacked(path: str, size: int = 0) -> Iterator[bytes]:
-    """Yield a file's bytes, unpacked as it is named, about `size` (CHUNK) at a time.
+    """Yield a file's bytes, decompressed according to its name, in chunks of `size`.
 
-    Raises UserError where it cannot be read or is damaged.
+    `size` 0 means CHUNK. Raises UserError if it cannot be read or is damaged.
     """
     _, pack = part_name(path)
     with reading(path), open_file(path) as raw:
@@ -188,7 +188,7 @@ def unpacked(path: str, size: int = 0) -> Iterator[bytes]:
 
 def _zstd_chunks(path: str, raw: IO[bytes]) -> Iterator[bytes]:
     zstandard: Any = registry.import_extra("zstandard", "zstd", path)
-    # As much as `zstd --long=31` may have used.
+    # The largest window that `zstd --long=31` may have used.
     unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 31)
     frame = None
     try:
@@ -205,14 +205,14 @@ def _zstd_chunks(path: str, raw: IO[bytes]) -> Iterator[bytes]:
         raise UserError(f"{path}: truncated .zst file")
 
 
-# How files that are no text begin, and what they are. Letters alone do not tell: PAR1
-# is a protein, too.
+# Patterns at the start of files that are not text, and their formats. Letters alone are
+# not enough: PAR1 is also a protein.
 FOREIGN = {
     rb"BZh[1-9](1AY&SY|\x17rE8P\x90)": "bzip2",
     rb"\xfd7zXZ": "xz",
     rb"PK\x03\x04": "a zip archive",
     rb"PAR1\x15": "Parquet, whose files are named *.parquet here",
-    # Of data sets: a length of 4 bytes, then where its table stands.
+    # The form of data sets: a length of 4 bytes, then the offset of the table.
     rb"(?s)ARROW1\0\0|\xff{4}.{4}[\x04-\x20]\0{3}": "Arrow, which datasets of "
     "Hugging Face are saved in; their to_parquet() writes what is read here",
     # The length of a record, 8 bytes, its checksum, and the record's first field.
@@ -222,13 +222,13 @@ FOREIGN = {
     rb"\xff\xfe|\xfe\xff": "UTF-16, and text has to be UTF-8",
     rb"(?s:.{257})ustar(\0|  \0)": "a tar archive",
 }
-HEAD = 512  # bytes that are looked at
+HEAD = 512  # bytes that are checked
 
 
 def read_head(path: str, key: str) -> bytes:
     """Return the first bytes of a file, unpacked.
 
-    Raises UserError for one that is neither text nor compressed as it is named.
+    Raises UserError for a file that is neither text nor compressed as its name says.
     """
     with reading(path), open_file(path) as raw:
         head = raw.read(HEAD)
@@ -245,7 +245,7 @@ def read_head(path: str, key: str) -> bytes:
 
 
 def refuse_changed(name: str, seen: Seen | None) -> None:
-    """Raise UserError for a file that is not what was seen on this machine."""
+    """Raise UserError if a file is not what was seen on this machine."""
     if seen is None or ("://" not in name and seen.host != socket.gethostname()):
         return
     with reading(name):
@@ -255,7 +255,7 @@ def refuse_changed(name: str, seen: Seen | None) -> None:
 
 
 class _Hashes:
-    """The hashes of texts in a cache, while those of many files are taken: read once,
+    """The hashes of texts in a cache while many files are hashed: they are read once
     and saved together."""
 
     def __init__(self, cache_dir: str) -> None:
@@ -274,13 +274,13 @@ class _Hashes:
         self.new, self.saved = {}, time.monotonic()
 
 
-_open: dict[str, _Hashes] = {}  # by the directory of the cache
+_open: dict[str, _Hashes] = {}  # by cache directory
 
 
 @contextlib.contextmanager
 def keeping_hashes(cache_dir: str) -> Iterator[None]:
-    """Read the hashes of `cache_dir` once for all files that `file_hash` is asked for
-    meanwhile, and save new ones together: a corpus may have 100,000 files."""
+    """Read the hashes of `cache_dir` once for all calls of `file_hash` within, and save
+    new ones together: a corpus may have 100,000 files."""
     if cache_dir in _open:
         yield
         return
@@ -293,10 +293,10 @@ def keeping_hashes(cache_dir: str) -> Iterator[None]:
 
 
 def file_hash(name: str, cache_dir: str) -> tuple[str, Seen]:
-    """Return the SHA-256 of a file's bytes, and what it was taken of.
+    """Return the SHA-256 of a file's bytes, and the file's state when it was hashed.
 
-    It is kept in `cache_dir`/HASHES with the path and what `stat` gives, so that big
-    files are not read again at every start.
+    The hash is stored in `cache_dir`/HASHES with the path and the result of `stat`, so
+    that big files are not read again at every start.
     """
     path = name if "://" in name else os.path.abspath(name)
     with keeping_hashes(cache_dir):
@@ -314,7 +314,7 @@ def file_hash(name: str, cache_dir: str) -> tuple[str, Seen]:
 
 
 def save_hashes(cache_dir: str, more: dict[str, Any]) -> None:
-    """Add to the hashes of texts in `cache_dir`."""
+    """Add hashes of texts to those in `cache_dir`."""
     known = {**load_hashes(cache_dir), **more}
     text = json.dumps(known, indent=1, sort_keys=True)
     write_file(Path(cache_dir) / HASHES, text, f"data.cache={cache_dir}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of text and of JSON lines: cut into pieces, read as documents."""
+"""Files of text and of JSON lines: they are cut into pieces and read as documents."""
 
 import functools
 import os
@@ -21,37 +21,39 @@ from bertjax.data.corpus.line_repair import (
     text_lines,
 )
 
-# Where a piece may begin: behind a line end and a blank line. The characters that
-# make a line blank are those that `line_repair.clean` and `strip` leave nothing of;
-# rarer ones and longer lines are missing, which costs a cut, never a document.
+# A piece may begin after a line end and a blank line. The white space in a blank line
+# is
+# what `line_repair.clean` and `strip` remove. Rarer characters and longer lines are
+# missing here: then a place for a cut is missed, but no document is lost.
 _WHITE = rb"(?:[\x00-\x09\x0b\x0c\x0e-\x20]|\xc2\xa0|\xe3\x80\x80){0,99}[\r\n]"
 _BLANK = re.compile(rb"(?:\n|\r(?!\n))" + _WHITE)
-# The same where there is no \r; far faster, since it begins with one byte.
+# The same for text without \r; far faster, since the pattern begins with a fixed byte.
 _USUAL = re.compile(rb"\n(?=[\x00-\x20\xc2\xe3])" + _WHITE)
 _NEWLINE = re.compile(rb"\n")
-# Where nothing is blank for so long: behind a line end, or else between characters.
-# SPAN is as many bytes as DOCUMENT_LIMIT characters may have, so that no document is
-# cut there but those that are cut anyway; it is longer than a match of _BLANK.
+# If there is no blank line for SPAN bytes: after a line end, or else between
+# characters.
+# SPAN is the most bytes that DOCUMENT_LIMIT characters can have, so that only documents
+# are cut there that are split anyway; it is longer than a match of _BLANK.
 SPAN = 4 * DOCUMENT_LIMIT
 _PLACES = (re.compile(rb"[\r\n]"), re.compile(rb"[\x80-\xbf]{0,3}"))
-# Of WikiText: before a title, which `line_repair.group` takes for one; rarer ones are
+# In WikiText: before a title that `line_repair.group` recognizes; rarer forms are
 # missing here, too.
 _TITLE = re.compile(
     rb"\n[ \t]{0,99}\r?\n(?= = [!-<>-~][ -~]{0,200} = \r?\n[ \t]{0,99}\r?\n)"
 )
-CUTS = "spans-1"  # names these rules
+CUTS = "spans-1"  # version of these rules
 
 
 @dataclass
 class FileSource(Source):
     """A file of text or JSON lines, local or behind a URL that etils.epath opens.
 
-    A piece (`start`, `end`) has the documents that begin between the boundaries that
-    belong to these bytes. titled: documents begin at titles, as in WikiText.
+    A piece (`start`, `end`) holds the documents that begin between the boundaries that
+    these bytes determine. titled: documents begin at titles, as in WikiText.
     """
 
     titled: bool = False
-    path: str = ""  # where it lies, if that is not its name
+    path: str = ""  # where the file is, if that differs from its name
 
     def __post_init__(self) -> None:
         self.path = self.path or self.name
@@ -82,7 +84,7 @@ class FileSource(Source):
         return f"{'wikitext' if self.titled else 'text'}{self.pack}:{digest}"
 
     def cut_rule(self) -> str:
-        """Name the rule that cuts documents over SPAN; `fingerprint` comes first."""
+        """Return the rule that cuts documents over SPAN; call `fingerprint` first."""
         large = self.seen is not None and self.seen.stamp[0] > SPAN
         return CUTS if large and not (self.is_json or self.pack) else ""
 
@@ -96,10 +98,11 @@ class FileSource(Source):
         return [replace(self, start=a, end=b) for a, b in pairwise(places)]
 
     def text_bytes(self) -> int | None:
-        """Return the bytes, unpacked where the file says how many; None otherwise.
+        """Return the unpacked bytes if the file states them; None otherwise.
 
-        Raises UserError for a file behind a URL that cannot be read: how files are cut
-        depends on their sizes, so that a moment without network must not pass for one.
+        Raises UserError for a file behind a URL that cannot be read. The cuts of files
+        depend on their sizes, so that a moment without network must not look like an
+        unknown size.
         """
         if self.end is not None:
             return self.end - self.start
@@ -127,7 +130,7 @@ class FileSource(Source):
             yield from byte_range(raw, start, end)
 
     def _edges(self, raw: IO[bytes]) -> tuple[int, int, bool]:
-        """Return where the piece begins and ends, and if it begins in a document."""
+        """Return the edges of the piece, and whether it begins within a document."""
         size = files.stat(self.path)[0]
         ends = size if self.end is None else self.end
         if self.is_json:
@@ -145,7 +148,7 @@ class FileSource(Source):
             return sum(chunk.count(b"\n") for chunk in byte_range(raw, 0, start))
 
     def locate(self, paragraph: str, max_line_bytes: int) -> str:
-        """Name the file and the line, counted as lines are read."""
+        """Return the file and the line of a paragraph, counted as lines are read."""
         whole = replace(self, start=0, end=None)
         counter: Counter[str] = Counter()
         chunks = whole._chunks(counter)
@@ -181,7 +184,7 @@ class BuiltinSource(FileSource):
     side: str = "train"
 
     def fingerprint(self, cache_dir: str, say: Callable[[str], None] = print) -> str:
-        """Put the corpus in `cache_dir` unless it is there; return its hash."""
+        """Create the corpus in `cache_dir` if it is missing; return its hash."""
         from bertjax.data.corpus import builtin
 
         corpus = builtin.materialise(cache_dir, say)
@@ -190,7 +193,7 @@ class BuiltinSource(FileSource):
 
 
 def byte_range(raw: IO[bytes], start: int, end: int) -> Iterator[bytes]:
-    """Yield the bytes [start, end) of an open file, or what there is of them."""
+    """Yield the bytes [start, end) of an open file, or those that exist."""
     raw.seek(start)
     while start < end and (data := raw.read(min(files.CHUNK, end - start))):
         start += len(data)
@@ -200,7 +203,7 @@ def byte_range(raw: IO[bytes], start: int, end: int) -> Iterator[bytes]:
 def _search(
     raw: IO[bytes], start: int, end: int, pattern: re.Pattern[bytes]
 ) -> int | None:
-    """Return where the first match that begins in the bytes [start, end) ends."""
+    """Return the end of the first match that begins in the bytes [start, end)."""
     tail, at = b"", start
     for chunk in byte_range(raw, start, end + 512):
         tail += chunk
@@ -209,19 +212,20 @@ def _search(
         if match := (_USUAL if usual else pattern).search(tail):
             begins, ends = (at - len(tail) + n for n in match.span())
             return ends if begins < end else None
-        tail = tail[-512:]  # longer than a match: it may begin here
+        tail = tail[-512:]  # longer than a match, which may begin here
     return None
 
 
 def text_edge(
     raw: IO[bytes], at: int, size: int, titled: bool = False
 ) -> tuple[int, bool]:
-    """Return where the piece that has `at` begins, and whether that cuts a document.
+    """Return the start of the piece that contains `at`, and whether it cuts a document.
 
-    titled: documents begin at titles, as in WikiText, not behind blank lines.
+    titled: documents begin at titles, as in WikiText, not after blank lines.
 
-    A function of the bytes and `at` alone, which grows with `at`: where one piece ends
-    the next begins. Reads no further than 3 SPAN, however long a document is.
+    The result depends on the bytes and `at` alone and grows with `at`, so that each
+    piece ends where the next one begins. No more than 3 SPAN are read, however long a
+    document is.
     """
     if at == 0:
         return 0, False
@@ -235,7 +239,7 @@ def text_edge(
 
 
 def json_edge(raw: IO[bytes], at: int, size: int) -> int:
-    """Return where the first line begins that does so at `at` or behind it."""
+    """Return the start of the first line that begins at `at` or after it."""
     if at <= 1:
         return 0
     edge = _search(raw, at - 1, size, _NEWLINE)

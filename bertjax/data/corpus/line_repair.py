@@ -10,10 +10,10 @@ from typing import Any
 
 from bertjax import UserError, counted, join_names
 
-CLEANING = "clean-2"  # names the repairs below; stores made by other rules are others
+CLEANING = "clean-2"  # version of the repairs below; part of the keys of stores
 DOCUMENT_LIMIT = 1 << 24  # characters; a longer document is split, and counted
 
-REPAIRS = {  # what is counted, and what was done with it
+REPAIRS = {  # what is counted, and how it is repaired
     "bad_utf8": ("byte sequence", "outside UTF-8, replaced by U+FFFD"),
     "control_characters": ("control character", "removed"),
     "bom": ("byte order mark", "removed"),
@@ -27,14 +27,14 @@ REPAIRS = {  # what is counted, and what was done with it
     "empty_documents": ("document", "without text, skipped"),
     "empty_files": ("file", "without text"),
 }
-SOME = 3  # sources with a line of their own
+SOME = 3  # up to this many sources get a line each
 
 
 class Counts(dict[str, Counter[str]]):
     """Count documents, paragraphs and repairs (the names in REPAIRS) of each source.
 
-    read: is called with the megabytes of text that were read, also where nothing comes
-    of them.
+    read: is called with the megabytes of text that were read, even if they yield no
+    document.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Counts(dict[str, Counter[str]]):
         return self.setdefault(source, Counter())
 
     def reading(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
-        """Pass chunks on, and tell of them."""
+        """Yield the chunks unchanged and report their sizes."""
         for chunk in chunks:
             self.read(len(chunk) / 1e6)
             yield chunk
@@ -60,8 +60,10 @@ class Counts(dict[str, Counter[str]]):
         return {name: dict(+kinds) for name, kinds in self.items()}
 
     def lines(self) -> list[str]:
-        """Say what was repaired, one line a repair and source; of what many sources
-        need, such as files of code, and of blank files, one line for all.
+        """Return lines that report the repairs, one line per repair and source.
+
+        Repairs that many sources need, such as files of code, and blank files get one
+        line for all sources.
 
         >>> Counts({"a.txt": {"documents": 3, "bad_utf8": 2}}).lines()
         ['2 byte sequences outside UTF-8, replaced by U+FFFD (a.txt)']
@@ -88,8 +90,8 @@ class Counts(dict[str, Counter[str]]):
 def decode(data: bytes, counter: Counter[str]) -> str:
     """Decode UTF-8; a malformed sequence becomes U+FFFD and is counted.
 
-    A genuine U+FFFD is EF BF BD, which decodes to itself wherever it stands (EF starts
-    a sequence anew), so the difference of the two counts is the repairs.
+    A genuine U+FFFD is EF BF BD, which decodes to itself at any place (EF starts a new
+    sequence), so that the number of repairs is the difference of the two counts.
     """
     try:
         return data.decode("utf-8")
@@ -101,10 +103,10 @@ def decode(data: bytes, counter: Counter[str]) -> str:
 
 _ODD = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
 _LINE_END = re.compile("\r\n?")
-# Before a line end they are one with it: they never make a blank line.
+# A line end after these belongs to them, so that they never make a blank line.
 _SEPARATOR = re.compile("[\u2028\u2029]+\n?")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_SPACES = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"  # what separates words goes on doing so
+_SPACES = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"  # these separate words; they become spaces
 _CONTROL_TABLE = dict.fromkeys([*range(32), *range(127, 160)])
 _CONTROL_TABLE |= {ord("\n"): "\n", **str.maketrans(dict.fromkeys(_SPACES + "\t", " "))}
 
@@ -121,7 +123,7 @@ def clean(text: str, counter: Counter[str]) -> str:
         for line_end in (_LINE_END, _SEPARATOR):
             text, n = line_end.subn("\n", text)
             counter["crlf"] += n
-        # Halves of a pair, from escapes in JSON: no UTF-8 can hold them.
+        # Surrogates from escapes in JSON, which UTF-8 cannot hold.
         text, n = _SURROGATE.subn("\ufffd", text)
         counter["bad_utf8"] += n
         counter["control_characters"] += sum(map(text.count, _SPACES)) + len(text)
@@ -131,9 +133,9 @@ def clean(text: str, counter: Counter[str]) -> str:
 
 
 def check_utf8(text: str) -> None:
-    """Refuse a text with half a character, which no tokenizer takes: UserError.
+    """Refuse a text with a surrogate, which no tokenizer accepts: raise UserError.
 
-    It comes from bytes of a command line that are not UTF-8, and from escapes of JSON.
+    Surrogates come from command lines that are not UTF-8, and from escapes in JSON.
     """
     try:
         text.encode()
@@ -141,14 +143,14 @@ def check_utf8(text: str) -> None:
         raise UserError(f"{text[:60]!r} is not UTF-8") from e
 
 
-_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a character, where the other lacks
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # the escape of a surrogate
 
 
 def load_json(text: str, place: str) -> Any:
-    """Read JSON. Raises UserError, which begins with the place, for what is none.
+    """Read JSON; raise UserError, which begins with the place, if it is invalid.
 
-    So too where an escape stands for half a character, which no UTF-8 can hold and no
-    tokenizer takes: "\\ud83d" without the other half.
+    An escape of half a character, "\\ud83d" without the other half, is invalid too: no
+    UTF-8 can hold it and no tokenizer accepts it.
     """
     try:
         data = json.loads(text)
@@ -168,7 +170,7 @@ def load_json(text: str, place: str) -> Any:
 
 
 def _cut(data: bytes | bytearray, start: int, limit: int) -> int:
-    """Find where to end a piece of at most `limit` bytes: a space, or a character."""
+    """Return where to end a piece of at most `limit` bytes: at a space or character."""
     end = start + limit
     space = data.rfind(b" ", start + limit // 2, end)
     if space > start:
@@ -184,16 +186,17 @@ def _blocks(
 ) -> Iterator[tuple[bytes, int]]:
     """Regroup chunks into (block, part), in a way that does not depend on the chunks.
 
-    Blocks of WHOLE lines end at a line end. A line over `limit` bytes comes in blocks
-    of its own: parts that go ON, and its LAST one. mac: a lone \\r is a line end, too.
+    A block of WHOLE lines ends at a line end. A line over `limit` bytes gets blocks of
+    its own: parts with the value ON, and the LAST one. mac: a lone \\r is a line end
+    too.
     """
     rest = bytearray()
-    inside = False  # a part of the line has been given out
+    inside = False  # whether a part of the current line has been yielded
     for chunk in chain(chunks, [None]):
-        new = len(rest) - rest.endswith(b"\r")  # before it no line ends
+        new = len(rest) - rest.endswith(b"\r")  # there is no line end before it
         rest += chunk or b""
         cut = len(rest) if chunk is None else rest.rfind(b"\n", new) + 1
-        if mac:  # a \r in the last place may be half of \r\n
+        if mac:  # a final \r may be half of \r\n
             cut = max(cut, rest.rfind(b"\r", new, -1) + 1)
         if cut:
             yield from _ended(bytes(rest[:cut]), limit, mac, inside)
@@ -212,11 +215,11 @@ WHOLE, ON, LAST = range(3)
 def _ended(
     block: bytes, limit: int, mac: bool, inside: bool
 ) -> Iterator[tuple[bytes, int]]:
-    """Yield a block of ended lines, lines over `limit` bytes apart and in parts."""
+    """Yield a block of complete lines; lines over `limit` bytes separately in parts."""
     if len(block) <= limit and not inside:
         yield block, WHOLE
         return
-    whole = []  # cleaned together: what two lines hold may be one line end
+    whole = []  # cleaned together: two lines may hold the halves of one line end
     for line in (
         block.splitlines(True) if mac else re.findall(b"[^\n]*\n|[^\n]+", block)
     ):
@@ -241,18 +244,18 @@ def _ended(
 def text_lines(
     chunks: Iterator[bytes], limit: int, counter: Counter[str]
 ) -> Iterator[str]:
-    r"""Yield cleaned, stripped lines; an empty one stands for each blank line.
+    r"""Yield cleaned, stripped lines; an empty string for each blank line.
 
     >>> list(text_lines(iter([b"A \x00cat.\r\n\n", b" It sat"]), 99, Counter()))
     ['A cat.', '', 'It sat']
     """
-    seen = False  # something of the long line at hand
+    seen = False  # whether a part of the current long line has text
     for block, part in _blocks(chunks, limit, mac=True):
         lines = clean(decode(block, counter), counter).split("\n")
         if part == WHOLE and not lines[-1]:
-            lines.pop()  # what follows the last line end
+            lines.pop()  # the text after the last line end
         for line in map(str.strip, lines):
-            # A part with nothing to see must not become a blank line.
+            # A part without visible text must not become a blank line.
             if line or part == WHOLE:
                 seen = True
                 yield line
@@ -271,9 +274,9 @@ def json_lines(
     counter: Counter[str],
     skipped: Callable[[], int] = int,
 ) -> Iterator[tuple[dict[str, Any], Callable[[], str]]]:
-    """Yield the object of each JSON line, and what says where it stands.
+    """Yield the object of each JSON line, and a function that returns its place.
 
-    `skipped()` counts the lines before the chunks; it is called for messages alone.
+    `skipped()` counts the lines before the chunks; it is called only for messages.
     """
     number = 0
 
@@ -281,7 +284,7 @@ def json_lines(
         return f"{name}, line {skipped() + number}"
 
     for block, part in _blocks(chunks, limit, mac=False):
-        if part != WHOLE:  # JSON cannot be split: the whole record goes
+        if part != WHOLE:  # JSON cannot be split, so the whole record is skipped
             number += part == LAST
             counter["long_records"] += part == LAST
             continue
@@ -303,13 +306,13 @@ def json_lines(
             yield record, where
 
 
-# As WikiText has them: a space at both ends of the line and within each run of "=".
+# WikiText has a space at both ends of a title line and within each run of "=".
 _TITLED = re.compile(rb"(?:[ \t]*\r?\n)* = [^=\s][^\n]* = \r?\n[ \t]*\r?\n")
 _TITLE = re.compile("= [^=].* =")
 
 
 def is_titled(head: bytes) -> bool:
-    """Tell from its first bytes whether a file is WikiText's.
+    """Return whether the first bytes of a file show that it is WikiText.
 
     >>> is_titled(b" \\n = Homarus gammarus = \\n \\n Homarus gammarus , known as")
     True
@@ -322,7 +325,7 @@ def is_titled(head: bytes) -> bool:
 def group(
     lines: Iterable[str], counter: Counter[str], titled: bool = False
 ) -> Iterator[list[str]]:
-    """Group lines into documents, which begin behind blank lines.
+    """Group lines into documents, which begin after blank lines.
 
     titled: as in WikiText, documents begin with a title, " = Title = " between blank
     lines; headings of sections have more signs, " = = Section = = ".

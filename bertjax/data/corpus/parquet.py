@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parquet files: a row is a document."""
+"""Parquet files: each row is a document."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,12 +11,12 @@ from bertjax.data.corpus import files
 from bertjax.data.corpus.documents import Document, Source, refuse_missing
 from bertjax.data.corpus.line_repair import Counts
 
-ROWS = 64  # decoded at once; a row may be a whole book
+ROWS = 64  # decoded at once; a single row may hold a whole book
 
 
 @dataclass
 class ParquetSource(Source):
-    """A Parquet file, or its row groups `start` to `end` (without it)."""
+    """A Parquet file, or its row groups from `start` to before `end`."""
 
     size: int | None = None  # the bytes of these row groups
 
@@ -31,7 +31,7 @@ class ParquetSource(Source):
 
         with files.reading(self.name), files.open_file(self.name) as raw:
             try:
-                # A column is read as it is decoded, not whole.
+                # Read a column while it is decoded, not as a whole.
                 with parquet.ParquetFile(
                     raw, buffer_size=files.CHUNK, pre_buffer=False
                 ) as file:
@@ -39,7 +39,7 @@ class ParquetSource(Source):
                     refuse_missing(self.fields.keys(), names, self.name, "column")
                     yield file
             except (pyarrow.ArrowException, OSError) as err:
-                if getattr(err, "errno", None) is not None:  # Arrow's own have none
+                if getattr(err, "errno", None) is not None:  # not an Arrow error
                     raise
                 reason = " ".join(str(err).split())[:200]
                 raise UserError(
@@ -56,10 +56,10 @@ class ParquetSource(Source):
                 if size >= piece_bytes or end == file.num_row_groups:
                     pieces.append(replace(self, start=start, end=end, size=size))
                     start, size = end, 0
-        return pieces or [self]  # a file of no row has no group
+        return pieces or [self]  # a file without rows has no row group
 
     def text_bytes(self) -> int | None:
-        """Return the bytes of the row groups; of a whole file, its size."""
+        """Return the bytes of the row groups, or the size of a whole file."""
         try:
             return files.stat(self.name)[0] if self.size is None else self.size
         except OSError:
@@ -83,7 +83,7 @@ class ParquetSource(Source):
 
 
 def _as_bytes(batch: Any) -> Any:
-    """Return a batch with bytes for strings, which may be no UTF-8 and are repaired."""
+    """Return a batch with bytes for strings, since invalid UTF-8 is repaired later."""
     import pyarrow as pa
 
     strings = {"string": pa.binary(), "large_string": pa.large_binary()}

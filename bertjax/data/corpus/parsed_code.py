@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parses of code that are kept on disk from one reading of a text to the next.
+"""Parses of code, kept on disk from one reading of a text to the next.
 
-A text of code is read up to three times, to train a tokenizer, to count the values of
-its streams, and to encode it; parsing takes most of the time of each. What was parsed
-is found by a hash of the text: lines, types of names, and whether it was broken.
+A text of code is read up to three times: to train a tokenizer, to count the values of
+its streams, and to encode it; parsing takes most of the time of each. The result of a
+parse is found by a hash of the text: lines, types of names, and whether it was broken.
 """
 
 import contextlib
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 FILE = "code.sqlite"
-_own: dict[str, sqlite3.Connection] = {}  # those that this process fills
+_own: dict[str, sqlite3.Connection] = {}  # the files that this process fills
 
 
 class Parsed(NamedTuple):
-    """lines, names: as code_names.Code has them; names is None where nobody asked."""
+    """lines, names: as in code_names.Code; names is None if they were not requested."""
 
     lines: list[str]
     names: list[tuple[tuple[int, int, str], ...]] | None
@@ -27,14 +27,15 @@ class Parsed(NamedTuple):
 
 
 def keep_parses(folder: Path) -> str:
-    """Make a file in a folder that this process fills and others may read; its path.
+    """Create a file in a folder that this process fills and others may read.
 
-    "" where the disk takes none: it is full, or has no locks, as some of networks.
+    Returns its path, or "" if that fails: a disk may be full, and some network disks
+    have no locks.
     """
     path = str(folder / FILE)
     try:
         _own[path] = connection = sqlite3.connect(path, isolation_level=None)
-        # It ends with the process: nothing is to outlive a crash.
+        # The file ends with the process, so that nothing has to survive a crash.
         connection.execute("PRAGMA journal_mode = OFF")
         connection.execute("PRAGMA synchronous = OFF")
         connection.execute("CREATE TABLE parses (text BLOB PRIMARY KEY, parsed BLOB)")
@@ -63,7 +64,7 @@ def _key(text: str, language: str, with_names: bool) -> bytes:
 
 
 def find_parse(path: str, text: str, language: str, with_names: bool) -> Parsed | None:
-    """Return what is kept of a clean text; None where it is not, or cannot be read."""
+    """Return the stored parse of a clean text; None if there is none to be read."""
     with contextlib.suppress(sqlite3.Error):
         connection = _own.get(path) or _opened(path)
         query = "SELECT parsed FROM parses WHERE text = ?"
@@ -75,7 +76,7 @@ def find_parse(path: str, text: str, language: str, with_names: bool) -> Parsed 
 def keep_parse(
     path: str, text: str, language: str, with_names: bool, parsed: Parsed
 ) -> None:
-    """Keep a parse, if this process fills the file and the disk has room; without it
+    """Store a parse, if this process fills the file and the disk has room; otherwise
     the text is parsed again."""
     if (connection := _own.get(path)) is None:
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The prose in documentation: paragraphs without code, tables, headings and markup."""
+"""Extract prose from documentation: no code, tables, headings or markup."""
 
 import inspect
 import re
@@ -39,7 +39,7 @@ _COMMON = re.compile(
 def prose(text: str) -> list[str]:
     """Return the paragraphs of prose in a docstring or description.
 
-    Code, doctests, tables, headings and markup go; wrapped lines are joined.
+    Code, doctests, tables, headings and markup are removed; wrapped lines are joined.
 
     >>> prose('''Return the ``sum`` of all the
     ...     numbers in a :class:`list`.
@@ -55,8 +55,8 @@ def prose(text: str) -> list[str]:
     """
     paragraphs: list[list[str]] = [[]]
     fenced = output = False
-    code_indent = -1  # an indented block after `::` or a directive, to be dropped
-    item_indent = -1  # where the text of the present list item stands
+    code_indent = -1  # indent of `::` or a directive whose indented block is dropped
+    item_indent = -1  # least indent of text that belongs to the current list item
     for line in inspect.cleandoc(text).split("\n"):
         stripped = line.strip()
         indent = len(line) - len(line.lstrip())
@@ -85,7 +85,7 @@ def prose(text: str) -> list[str]:
             paragraphs.append([])
             continue
         elif _DROPPED.match(line):
-            # A heading stands over its underline, and goes with it.
+            # A heading is the line above its underline, and is dropped with it.
             if re.fullmatch(r"[=\-~^*]{3,}", stripped) and len(paragraphs[-1]) == 1:
                 paragraphs.pop()
             paragraphs.append([])
@@ -95,7 +95,7 @@ def prose(text: str) -> list[str]:
             line = line[item.end() :]
             item_indent = indent + 1
         elif item_indent >= 0 and indent < item_indent:
-            paragraphs.append([])  # back from the item's text
+            paragraphs.append([])  # the text of the item has ended
             item_indent = -1
         if line.strip():
             paragraphs[-1].append(line.strip())
@@ -105,7 +105,7 @@ def prose(text: str) -> list[str]:
 
 
 def _polish(lines: list[str]) -> str:
-    """Join the lines of a paragraph without markup; "" where it is no prose."""
+    """Join the lines of a paragraph without markup; return "" if it is no prose."""
     text = " ".join(lines)
     for pattern, by in _MARKUP:
         text = pattern.sub(by, text)

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turn the strings that name text sources into sources that documents are read from.
 
-- `a.txt`, `b/*.txt.gz`, `c.zst`: a paragraph or sentence a line, documents
-  separated by a blank line; in files that begin as WikiText's do, by titles
-- `d.jsonl`, `e.json.gz`: a JSON object a line, its `text` is one document
+- `a.txt`, `b/*.txt.gz`, `c.zst`: one paragraph or sentence per line, documents
+  separated by a blank line; in files that begin like WikiText's, by titles
+- `d.jsonl`, `e.json.gz`: one JSON object per line, whose `text` is one document
 - `src/**/*.java`, `*.ts`, `*.tsx`: a file is one document, a line of code a sentence
 - `f.parquet`, `g.csv`, `h.tsv.gz`: a row is one document, its column `text`
 - `tfds:name[/config][:version]:split`: TensorFlow Datasets on this machine, `text`
 - `builtin:docs`, `builtin:docs:train`, `builtin:docs:valid`: the documentation that
   came with Python and the installed packages (bertjax/data/corpus/builtin.py)
 
-Several are separated by commas. Files are read in chunks; no line, document or file
-is ever held whole beyond a fixed size. Odd bytes are repaired and counted, damaged
-files are refused.
+Commas separate several sources. Files are read in chunks; no line, document or file
+beyond a fixed size is ever in memory as a whole. Invalid bytes are repaired and
+counted; damaged files are refused.
 """
 
 import glob
@@ -33,14 +33,14 @@ from bertjax.data.corpus.table_files import TableSource, is_table
 
 
 def parse_sources(value: str, key: str, role: str, **given: str) -> list[Source]:
-    """Turn a config value into sources, patterns expanded in sorted order.
+    """Turn a config value into sources, with patterns expanded in sorted order.
 
-    `key` is the config key that messages name; `role` ("train" or "valid") is the side
-    of `builtin:docs` where the string names none. `given` are the `Fields` of records:
-    of JSON lines, tables and TensorFlow Datasets.
+    `key` is the config key for messages; `role` ("train" or "valid") is the side of
+    `builtin:docs` if the string names none. `given` are the `Fields` of records in JSON
+    lines, tables and TensorFlow Datasets.
 
     Raises UserError for an empty value, a missing or empty file, a directory or a pipe,
-    a pattern that matches nothing, a field asked of plain text.
+    a pattern that matches nothing, and a field requested from plain text.
     """
     fields = Fields(**given)
     if not fields.text_field:
@@ -81,7 +81,7 @@ def parse_sources(value: str, key: str, role: str, **given: str) -> list[Source]
 
 
 def _check_fields(source: Source, fields: Fields, key: str, role: str) -> None:
-    """Refuse to read of a source what it has not: UserError."""
+    """Raise UserError if fields are requested that a source does not have."""
     is_json = isinstance(source, FileSource) and source.is_json
     is_code = isinstance(source, CodeSource) or (is_json and bool(fields.code_field))
     if is_code:
@@ -114,10 +114,10 @@ def _check_fields(source: Source, fields: Fields, key: str, role: str) -> None:
 def expand_paths(
     entry: str, key: str, some_empty: bool = False, pattern: str = "*.txt"
 ) -> list[str]:
-    """Return the files that a path or pattern names, each looked at; ~ is a home.
+    """Return the checked files that a path or pattern names; ~ is the home directory.
 
-    some_empty: whether some of a pattern's files, not all, may be empty. pattern: what
-    is to be written in the place of a directory.
+    some_empty: whether some files of a pattern, but not all, may be empty. pattern:
+    what a message suggests in place of a directory.
     """
     path = entry = os.path.expanduser(entry)
     try:
@@ -151,14 +151,14 @@ def expand_paths(
 
 
 def report_repeats(names: Iterable[str], key: str, say: Callable[[str], None]) -> None:
-    """Say which sources are read more than once: it may be meant, to weigh them."""
+    """Report sources that are read more than once, which may be meant as a weight."""
     for name, times in Counter(names).items():
         if times > 1:
             say(f"{key} reads {name} {times} times: what is in it counts as often")
 
 
 def named_sources(value: str, key: str = "data.valid") -> dict[str, str]:
-    """Split a value that may give names to its parts; unnamed is the key's own name.
+    """Split a value whose parts may have names; unnamed parts get the key's own name.
 
     `*=pattern` names each file by its name up to the first dot.
 
@@ -169,7 +169,7 @@ def named_sources(value: str, key: str = "data.valid") -> dict[str, str]:
     >>> named_sources("*=multilingual/*.txt.gz", "data.train")
     {'en': 'multilingual/en.txt.gz', 'zh': 'multilingual/zh.txt.gz'}
 
-    Raises UserError for a name given twice, or given to some of the parts alone.
+    Raises UserError for a name that is given twice, or to some of the parts only.
     """
     parts: dict[str, list[str]] = {}
     name = ""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CSV and TSV files: a row is a document."""
+"""CSV and TSV files: each row is a document."""
 
 import codecs
 import csv
@@ -12,12 +12,12 @@ from bertjax.data.corpus.documents import Document, Source, refuse_missing
 from bertjax.data.corpus.line_repair import Counts
 
 ENDS = (".csv", ".tsv")
-# Characters of a cell: a whole book may stand in one, as in a record of JSON.
+# The largest cell in characters: a cell may hold a whole book, as a JSON record may.
 csv.field_size_limit(2**31 - 1)
 
 
 def is_table(path: str) -> bool:
-    """Whether a file's name says that it holds a table."""
+    """Return whether the name of a file is that of a table."""
     return files.part_name(path)[0].endswith(ENDS)
 
 
@@ -25,8 +25,8 @@ def is_table(path: str) -> bool:
 class TableSource(Source):
     """A CSV or TSV file whose first line names the columns.
 
-    In CSV quoted cells may hold commas, quotes and line ends; in TSV a quote is a quote
-    and a row is a line. A row that is empty is none.
+    In CSV, quoted cells may hold commas, quotes and line ends; in TSV, a quote is an
+    ordinary character and each line is a row. Empty rows are skipped.
     """
 
     def fingerprint(self, cache_dir: str, say: Callable[[str], None] = print) -> str:
@@ -34,7 +34,7 @@ class TableSource(Source):
         return f"{files.part_name(self.name)[0][-3:]}{self.fields.suffix()}:{digest}"
 
     def text_bytes(self) -> int | None:
-        """Return the file's size, unless it is packed."""
+        """Return the file's size, or None if it is compressed."""
         if files.part_name(self.name)[1]:
             return None
         try:
@@ -45,8 +45,8 @@ class TableSource(Source):
     def read(self, counts: Counts, max_line_bytes: int) -> Iterator[Document]:
         """Yield a document for each row.
 
-        Raises UserError for a column that is not there, or twice, a row of more or
-        fewer cells than the first line, quotes that do not close, and a row over
+        Raises UserError for a missing or repeated column, for a row with more or fewer
+        cells than the first line, for quotes that do not close, and for a row over
         `max_line_bytes`.
         """
         rows = self._rows(max_line_bytes)
@@ -62,14 +62,14 @@ class TableSource(Source):
                     f"{place}: the row has {counted(len(cells), 'cell')}, the first "
                     f"line {len(names)}"
                 )
-            # Bytes again: what is no UTF-8 is repaired, and counted, where it is read.
+            # Encode again: `make` repairs and counts bytes that are not UTF-8.
             found = (cell.encode("utf-8", "surrogateescape") for cell in cells)
             record = dict(zip(names, found, strict=True))
             yield self.make(record, place.__str__, counts)
 
     def _rows(self, limit: int) -> Iterator[tuple[str, list[str]]]:
         """Yield the place and cells of each row that is not empty."""
-        last, begun, size = 0, 1, 0  # lines so far; the row's first one, and its bytes
+        last, begun, size = 0, 1, 0  # lines read; first line and bytes of the row
 
         def lines() -> Iterator[str]:
             nonlocal last, size
@@ -95,9 +95,9 @@ class TableSource(Source):
 
 
 def csv_rows(lines: Iterable[str], name: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line, from 1, at which each row of CSV begins, and its cells.
+    """Yield the first line, counted from 1, and the cells of each row of CSV.
 
-    lines: with their ends. Raises UserError, which names file and line.
+    lines: with their line ends. Raises UserError, which names file and line.
 
     >>> list(csv_rows(['a,"b\\n', 'c"\\n', 'd\\n'], "x.csv"))
     [(1, ['a', 'b\\nc']), (3, ['d'])]
@@ -112,8 +112,9 @@ def csv_rows(lines: Iterable[str], name: str) -> Iterator[tuple[int, list[str]]]
 
 
 def _split_lines(chunks: Iterable[bytes], limit: int) -> Iterator[bytes]:
-    """Yield lines with their ends, without a byte order mark before the first; of a
-    line over the limit, which nobody reads, what came so far."""
+    """Yield lines with their ends, without a byte order mark before the first.
+
+    A line over the limit, which is refused, is yielded as far as it was read."""
     rest, first = b"", True
     for chunk in chunks:
         if first and chunk:

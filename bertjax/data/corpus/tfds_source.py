@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data sets of TensorFlow Datasets that lie on this machine."""
+"""Data sets of TensorFlow Datasets on this machine."""
 
 import difflib
 import re
@@ -15,7 +15,7 @@ WRITTEN = re.compile(r"tfds:([^:\[\]]+)(?::(\d+\.\d+\.\d+))?:([^:].*)")
 
 
 def open_split(name: str, keys: Mapping[str, str]) -> tuple[Any, str]:
-    """Open "tfds:name:split": (its builder, the split).
+    """Open "tfds:name:split" and return its builder and the split.
 
     keys: {feature that the split must have: the config key that names it}. Raises
     UserError.
@@ -59,7 +59,7 @@ def read_split(
     import tensorflow as tf
     import tensorflow_datasets as tfds
 
-    tf.config.set_visible_devices([], "GPU")  # the accelerator is jax's
+    tf.config.set_visible_devices([], "GPU")  # the accelerator is for jax
     decoders = tfds.decode.PartialDecoding(dict.fromkeys(features, True))
     data = builder.as_dataset(split=split, shuffle_files=False, decoders=decoders)
     for example in tfds.as_numpy(data):
@@ -76,7 +76,7 @@ def as_plain(value: Any) -> Any:
 
 @dataclass
 class TfdsSource(Source):
-    """A split, or number `start` of `end` even ranges of it; nothing is loaded."""
+    """A split, or part `start` of `end` even parts of it; nothing is downloaded."""
 
     def _open(self) -> tuple[Any, str]:
         return open_split(self.name, self.fields.keys())
@@ -90,7 +90,7 @@ class TfdsSource(Source):
         return identity + self.fields.suffix()
 
     def split(self, piece_bytes: int) -> list[Source]:
-        """Cut into even ranges of examples of about `piece_bytes` together."""
+        """Cut into even ranges of examples of about `piece_bytes` each."""
         builder, split = self._open()
         splits = builder.info.splits
         examples = sum(s.num_examples for s in splits.values())
