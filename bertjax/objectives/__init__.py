@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every module here but these is an objective that a config can name."""
+"""Objectives: each module here is one that a config can name, except SUPPORT."""
 
 import re
 from typing import NamedTuple
@@ -22,15 +22,18 @@ SUPPORT = (
     "token_head",
 )
 
-# Parts of objectives that teach the head over the vocabulary the next token alone.
+# Objectives that train the head over the vocabulary on the next token only.
 CAUSAL = frozenset({"clm", "prefix", "cuglm"})
-# Those that teach masked tokens from the place before them.
+# Objectives that predict a masked token from the position before it.
 BEFORE = frozenset({"mntp"})
 
 
 class Part(NamedTuple):
-    """A part of config.objective: a module, its options, and of a mixture by rows how
-    many rows of a group are its own; None: all rows."""
+    """A part of config.objective: a module and its options.
+
+    rows: in a mixture by rows, how many rows of each group belong to this part; None:
+    all rows.
+    """
 
     name: str
     options: dict[str, registry.Option]
@@ -38,7 +41,7 @@ class Part(NamedTuple):
 
 
 def parse(objective: str) -> list[Part]:
-    """Read config.objective: module names joined by +, each with options after a colon.
+    """Parse config.objective: module names joined by +, with options after a colon.
 
     >>> parse("mlm+sop"), parse("electra:generator=0.25,discriminator_weight=50")
     ([Part(name='mlm', ...), Part(name='sop', ...)], [Part(name='electra', ...)])
@@ -46,7 +49,7 @@ def parse(objective: str) -> list[Part]:
     [('mntp', 15), ('clm', 1)]
 
     The options are arguments of the module's make_head or make_objective. Raises
-    UserError where one is not OPTION=VALUE, or some parts have rows and some have none.
+    UserError if an option is not OPTION=VALUE, or if only some parts have row counts.
     """
     parts = []
     for text in objective.split("+"):
@@ -63,5 +66,5 @@ def parse(objective: str) -> list[Part]:
 
 
 def part_names(objective: str) -> set[str]:
-    """Return the names of an objective's parts that have rows."""
+    """Return the names of an objective's parts, except those with a count of 0 rows."""
     return {part.name for part in parse(objective) if part.rows != 0}

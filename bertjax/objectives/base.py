@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an objective is, and the heads that make one.
+"""The interfaces Objective and Head, and the types they use.
 
-A module of this package (or any dotted name) exports `make_head()` or
-`make_objective(cfg)`; `config.objective = "mlm+nsp"` imports by name. Both may take
-options, arguments with a default (text, numbers, true or false):
-`"electra:generator=0.5"` (`objectives.parse`). Both may take `tokens`, which is the
-tokenizer's TokenIds, and `teacher` (teacher.py), which are no options.
+A module of this package (or any module, by its dotted name) exports `make_head()` or
+`make_objective(cfg)`; `config.objective = "mlm+nsp"` imports modules by name. Both
+functions may accept options, which are arguments with a default (a string, a number or
+a boolean): `"electra:generator=0.5"` (`objectives.parse`). Both may also accept
+arguments that are not options: `tokens`, the tokenizer's TokenIds; `teacher`
+(teacher.py); and `candidates`, the candidates of a task's rows.
 """
 
 import dataclasses
@@ -21,24 +22,31 @@ from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import Params
 
 Batch = Mapping[str, jax.Array]
-Specs = Mapping[str, Any]  # of the arrays of a batch; each has a `shape`, without B
+# A specification of each array of a batch; its `shape` leaves out the batch axis B.
+Specs = Mapping[str, Any]
 SEQUENCES = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class Sum(NamedTuple):
-    """A sum and its weight, f32 []; the quotient over the global batch is the mean."""
+    """A weighted sum and its weight, f32 [] each.
+
+    The mean is the quotient of the two totals over the global batch.
+    """
 
     value: jax.Array
     weight: jax.Array
 
 
-# A loss or a metric. One that is no quotient of two sums, such as metrics.Ranking, is a
-# NamedTuple of sums with a `mean()` of its own.
+# A loss or a metric: a Sum, or, if it is not the quotient of two sums (such as
+# metrics.Ranking), a NamedTuple of sums with its own `mean()`.
 Term = Any
 
 
 def check_terms(owner: str, found: Any) -> None:
-    """Refuse what `sums` must not return: UserError. owner: begins the message."""
+    """Raise UserError if `found` is not a valid return value of `sums`.
+
+    owner: the beginning of the error message.
+    """
 
     def is_term(total: Any) -> bool:
         known = isinstance(total, tuple) and (len(total) == 2 or hasattr(total, "mean"))
@@ -61,11 +69,11 @@ def check_terms(owner: str, found: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class TokenIds:
-    """The ids of the tokenizer's special pieces, by the names that it has for them, and
-    of the text's streams (data.streams) names with numbers of ids.
+    """The ids of the tokenizer's special tokens, named as in the tokenizer.
 
-    Where there is no tokenizer yet, they are the first five: what is made then is asked
-    what it needs, or measured on made-up rows, and never trained.
+    streams: the name and number of ids of each stream of the text (data.streams).
+    The defaults are for code that has no tokenizer yet. An objective built with them
+    is only asked what it needs, or measured on made-up rows; it is never trained.
     """
 
     pad_id: int = 0
@@ -78,7 +86,7 @@ class TokenIds:
 
     @classmethod
     def of(cls, tokenizer: Any) -> "TokenIds":
-        """Take them from a tokenizer (data/tokenizers/tokenizer.py)."""
+        """Read the ids from a tokenizer (data/tokenizers/tokenizer.py)."""
         names = "pad_id", "unk_id", "cls_id", "sep_id", "mask_id"
         special = tuple(int(i) for i in tokenizer.special_ids)
         return cls(*(int(getattr(tokenizer, name)) for name in names), special)
@@ -88,15 +96,16 @@ NO_TOKENIZER = TokenIds()
 
 
 def row_keys(batch: Batch, *names: str) -> jax.Array:
-    """Return a key of jax.random for each row, [B], made of what is in the row.
+    """Return a jax.random key for each row, [B], derived from the row's contents.
 
-    names: arrays of the batch, integers [B, ...]; the same values give the same key on
-    any mesh, in any micro-batch and in every evaluation, which has no rng. Masks are
-    drawn anew in each epoch: with what they chose among the names, rows do not recur.
+    names: integer arrays of the batch, [B, ...]. Equal contents give the same key on
+    any mesh, in any micro-batch, and in evaluations, which have no rng. Include the
+    masked positions in `names`: masks are drawn anew in each epoch, so keys then do not
+    repeat from epoch to epoch.
     """
     arrays = [batch[name].reshape(len(batch[name]), -1) for name in names]
     row = jnp.concatenate(arrays, axis=1).astype(jnp.uint32)
-    # Odd powers of an odd number: a 32-bit polynomial of the row.
+    # Hash the row by a 32-bit polynomial; the powers of an odd base are all odd.
     base = np.full(row.shape[1], 0x9E3779B1, np.uint32)
     digests = jnp.sum((row + 1) * np.cumprod(base, dtype=np.uint32), 1, jnp.uint32)
     start = jax.random.key(0, impl="threefry2x32")
@@ -104,59 +113,59 @@ def row_keys(batch: Batch, *names: str) -> jax.Array:
 
 
 Labels = Callable[[int, int], dict[str, jax.ShapeDtypeStruct]]
-# Values of Head.reads.
+# Special values of Head.reads.
 EVERYWHERE, NOWHERE = "everywhere", "nowhere"
 
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """A loss on the shared encoder.
+    """One or more losses on the shared encoder.
 
-    name: its part of the parameters, `params[name]`.
+    name: the head's name; its parameters are `params[name]`.
     init(rng, cfg) -> parameters, {} for none.
-    weights(batch) -> {term: global weight}: the terms that are losses, from the batch
-    alone.
-    sums(params, cfg, encoded, batch, rng) -> {term: Sum}: those terms and any metrics;
-    params is the whole tree (for tied embeddings). What is optimised and what is logged
-    of a loss is its value over the weight of `weights`; the Sum's own weight is that of
-    metrics alone.
-    reads: where it reads encoded.hidden: EVERYWHERE, [B, L, D]; NOWHERE; or the name of
-    an array of the batch, i32 [B, P], that holds positions, [B, P, D].
-    inner: layers, from 0, or -1 for the last, whose inputs [B, L, D] it reads too, as
-    encoded.inner.
-    needs: what the host has to make: "mlm" or another module of data/features, or a
-    dotted name, with its options ("diffusion:schedule=cosine"); "nsp" or "sop": pairs
-    with labels. pooled: whether it reads the pooled vector. causal: in its rows a
-    token sees itself and those before it alone (EncoderConfig.is_decoder is set): a
-    head beside it has to be causal too.
-    params: the name of its part of the parameters, which heads may share; "": its own.
-    init_teacher(rng) -> parameters of the form that params["teacher"] have, of another
-    model that it learns from; None: it reads none. needs_teacher: it has no loss
-    without one.
+    weights(batch) -> {term: global weight} of each term that is a loss, computed from
+    the batch only.
+    sums(params, cfg, encoded, batch, rng) -> {term: Sum} of those losses and any
+    metrics; params is the whole tree (for tied embeddings). A loss is optimized and
+    logged as its value over the weight that `weights` returns; the weight in the Sum
+    counts only for metrics.
+    reads: where the head reads encoded.hidden: EVERYWHERE, [B, L, D]; NOWHERE; or the
+    name of an array of the batch that holds positions, i32 [B, P], for [B, P, D].
+    inner: the layers, from 0 or -1 for the last, whose inputs [B, L, D] the head also
+    reads, as encoded.inner.
+    needs: what the host must prepare: "mlm" or another module of data/features, or a
+    dotted name, with options ("diffusion:schedule=cosine"); "nsp" or "sop" for labeled
+    pairs. pooled: whether the head reads the pooled vector. causal: whether in its rows
+    a token sees only itself and earlier tokens (EncoderConfig.is_decoder is set then);
+    all heads on the same rows have to be causal then.
+    params: the name of the head's parameters, which heads may share; "": `name`.
+    init_teacher(rng) -> parameters with the structure of params["teacher"], the model
+    that the head learns from; None: no teacher. needs_teacher: the head has no loss
+    without a teacher.
     outputs(params, cfg, encoded, batch) -> {name: f32 [B, ...]}: what an evaluation
-    keeps of every row.
-    reduce(params, cfg, encoded, batch) -> arrays [B, ...]: what sums and outputs get in
-    the place of encoded, made of each row by itself. chunks: in how many parts a step
-    makes it, one after the other, so that memory holds one part's activations (of a
-    head that stands alone, where they divide the rows).
-    labels(B, L) -> {name: shape and dtype}: what a batch holds for it, beside tokens
-    and what "mlm" and pairs bring; measuring makes it up.
-    coefficients: {term: factor}, 1 for those it does not name.
+    keeps per row.
+    reduce(params, cfg, encoded, batch) -> arrays [B, ...] that replace `encoded` in
+    sums and outputs; each row depends on that row only. chunks: the number of parts in
+    which a training step computes them, one after the other, to hold the activations of
+    one part only. Chunks need a single head, and are used if they divide the rows.
+    labels(B, L) -> {name: shape and dtype} of the arrays that a batch holds for this
+    head, beside tokens and the arrays of "mlm" and of pairs; measuring makes them up.
+    coefficients: {term: factor}; the factor of other terms is 1.
     shardings: rows for parameters that parallel/sharding.py does not know; a task's
-    head that has none is one of heads.init_task.
-    flops(cfg, L, P) -> those that it adds to the encoder's, of a token slot, forward
-    and backward, P being the predictions of a row (`<name>_ids`, else those of
-    "mlm_ids"); None: of a head from outside nobody knows them.
-    whole_batch: where rows are compared with each other (in-batch negatives), the rows
-    that an evaluation takes at once, so that its figures depend on no batch size; 0
-    where they do not anyway. A step's batch is not parted then (accumulate). None: each
-    row is by itself.
-    task_type: the labelled rows that it learns from: a module of bertjax/tasks/types
-    ("classify", "tag", ...) or a dotted name, whose TASK_TYPE reads their columns,
-    gives the head its options, and scores its outputs; None: running text. Where a row
-    has several sequences, [B, C, L], encoded has [B C, ...].
+    head without any gets those of heads.init_task.
+    flops(cfg, L, P) -> FLOPs per token slot, forward and backward, that the head adds
+    to the encoder's; P: the predictions per row (of `<name>_ids`, otherwise "mlm_ids");
+    None: nothing is added, and the total is unknown if the head is from outside.
+    whole_batch: if rows are compared with each other (in-batch negatives), the number
+    of rows that an evaluation processes at once, so that results do not depend on the
+    batch size; 0 if they do not depend on it anyway. The batch of a training step is
+    then never split (accumulate=1). None: rows are independent.
+    task_type: the kind of labeled rows that the head learns from: a module of
+    bertjax/tasks/types ("classify", "tag", ...) or a dotted name. Its TASK_TYPE reads
+    the columns, sets the head's options and scores its outputs. None: running text. If
+    a row has several sequences, [B, C, L], encoded has [B C, ...].
 
-    Raises UserError without `reads`, or with `at`, its name in version 0.1.
+    Raises UserError without `reads`, or with `at`, the name of `reads` in version 0.1.
     """
 
     name: str
@@ -193,18 +202,19 @@ class Head:
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """What is trained: like a Head, but it owns its forward pass.
+    """What a run trains: like a Head, but with its own forward pass.
 
-    init(rng) -> params; weights(batch); sums(params, batch, rng). evaluate(params,
-    batch) -> (sums, outputs), where there are outputs. everywhere: what the last layer
-    makes of every token is read. flops(specs) -> those of a token slot, forward and
-    backward, by the arrays of a batch; None where nobody knows them. whole_batch,
-    task_type, init_teacher, needs_teacher: as a Head has them. group: of a mixture by
-    rows, how many neighbouring rows make a group, which lie on one device. tables:
-    shapes and dtypes of what it finds in params["tables"], arrays [N, ...] by name that
-    no gradient and no checkpoint holds: those of the rows' `tables`, whose N devices
-    share and fill up. find(params, batch) -> the batch with what it finds there, which
-    is read before texts are written.
+    init(rng) -> params; weights(batch); sums(params, batch, rng): as in Head, without
+    cfg and encoded. evaluate(params, batch) -> (sums, outputs), if there are outputs.
+    everywhere: whether the last layer's output is read at every token. flops(specs) ->
+    FLOPs per token slot, forward and backward, from the arrays of a batch; None if
+    unknown. whole_batch, task_type, init_teacher, needs_teacher: as in Head.
+    group: in a mixture by rows, the number of neighboring rows per group; the rows of a
+    group are on one device. tables: names, shapes and dtypes of the arrays [N, ...] in
+    params["tables"], which come from the `tables` of the rows and have no gradient and
+    no place in checkpoints; N is padded and sharded over devices. find(params, batch)
+    -> the batch with what was found in the tables; generation calls it before it writes
+    texts.
     """
 
     init: Callable[[jax.Array], Params]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which choice is right: multiple choice (Devlin et al. 2019, section 4.4).
+"""Multiple choice: predict which choice is right (Devlin et al. 2019, section 4.4).
 
-A batch has input_ids, attention_mask, token_type_ids i32 [B, C, L], a sequence for each
-choice; choice_weights f32 [B, C], 0 where an example has less than C; labels i32 [B]. A
-choice's score is the product of its pooled vector and a learnt one; the loss is a
-softmax's over the choices of an example.
+A batch has input_ids, attention_mask, token_type_ids i32 [B, C, L], one sequence per
+choice; choice_weights f32 [B, C], 0 for choices that an example lacks; labels i32 [B].
+The score of a choice is the inner product of its pooled vector with a learned vector;
+the loss is the cross-entropy of a softmax over the choices of an example.
 """
 
 import functools
@@ -17,27 +17,30 @@ from bertjax.objectives.base import SEQUENCES, Batch, Head, Sum
 from bertjax.objectives.losses import cross_entropy
 from bertjax.objectives.task_head import make_task_head, row_weights
 
-ABSENT = -1e9  # the logit of what fills up
+ABSENT = -1e9  # the logit of a choice that an example lacks
 
 
 def scores(logits: jax.Array, batch: Batch) -> jax.Array:
-    """Return the scores of the choices f32 [B, C], from logits [B C, 1]."""
+    """Return the scores of the choices, f32 [B, C], from logits [B C, 1]."""
     is_real = batch["choice_weights"] > 0
     return jnp.where(is_real, logits.reshape(is_real.shape), ABSENT)
 
 
 def loss(logits: jax.Array, batch: Batch) -> Sum:
-    """Score the labels i32 [B]."""
+    """Return the cross-entropy of the labels, i32 [B]."""
     return cross_entropy(scores(logits, batch), batch["labels"], row_weights(batch))
 
 
 def outputs(logits: jax.Array, batch: Batch) -> dict[str, jax.Array]:
-    """Return the `scores` f32 [B, C] of the choices."""
+    """Return the `scores` of the choices, f32 [B, C]."""
     return {"scores": scores(logits, batch)}
 
 
 def labels(choices: int, rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Name what a batch of so many choices a row holds. Raises UserError for 0."""
+    """Describe the arrays of a batch with `choices` choices per row.
+
+    Raises UserError for 0 choices.
+    """
     if not choices:
         raise UserError(
             "objective=choose: how many choices a row has is not known; preflight "
@@ -52,7 +55,7 @@ def labels(choices: int, rows: int, length: int) -> dict[str, jax.ShapeDtypeStru
 def make_head(choices: int = 0) -> Head:
     """Make the head; the encoder sees each choice as a row.
 
-    choices: of each row, where batches are to be made up; else their arrays say it.
+    choices: per row, in batches that are made up; other batches show it by their shape.
     """
     own = functools.partial(labels, choices)
     return make_task_head("choose", 1, loss, outputs, own)

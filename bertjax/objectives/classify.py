@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classification of a row by its pooled vector (Devlin et al. 2019, section 4.1)."""
+"""Classify a row by its pooled vector (Devlin et al. 2019, section 4.1)."""
 
 import jax
 import jax.numpy as jnp
@@ -11,17 +11,20 @@ from bertjax.objectives.teacher import Soft, Teacher
 
 
 def loss(logits: jax.Array, batch: Batch) -> Sum:
-    """Score the labels i32 [B] by logits [B, C]."""
+    """Return the cross-entropy of the labels, i32 [B], given logits [B, C]."""
     return cross_entropy(logits, batch["labels"], row_weights(batch))
 
 
 def outputs(logits: jax.Array, batch: Batch) -> dict[str, jax.Array]:
-    """Return the `scores` f32 [B, C] of the classes."""
+    """Return the `scores` of the classes, f32 [B, C]."""
     return {"scores": logits}
 
 
 def soft_loss(own: jax.Array, known: jax.Array, batch: Batch, t: float) -> Sum:
-    """Compare the student's logits [B, C] with the teacher's, at temperature t."""
+    """Return KL(teacher || student) at temperature t.
+
+    own: the student's logits, [B, C]; known: the teacher's.
+    """
     return kl_divergence(own, known, row_weights(batch), t)
 
 
@@ -31,7 +34,7 @@ def make_head(
     teacher_temperature: float = 2.0,
     teacher: Teacher | None = None,
 ) -> Head:
-    """Make the head; with a teacher its classes weigh teacher_weight (Soft)."""
+    """Make the head; teacher_weight is the weight of the teacher's term (Soft)."""
     labels = arrays(labels=("B", jnp.int32))
     soft = Soft(teacher, soft_loss, teacher_weight, teacher_temperature)
     return make_task_head("classify", classes, loss, outputs, labels, soft=soft)

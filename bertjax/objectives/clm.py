@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causal language modelling: every token predicts the next (Radford et al. 2018)."""
+"""Causal language modeling: every token predicts the next (Radford et al. 2018)."""
 
 from bertjax.objectives.base import Head
 from bertjax.objectives.token_head import make_token_head
 
 
 def make_head(z_loss: float = 0.0) -> Head:
-    """Predict the next token everywhere, by the masked LM's head.
+    """Make the head that predicts the next token everywhere, the masked LM's head.
 
     z_loss: see `make_token_head`.
     """

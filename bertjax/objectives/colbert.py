@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A vector of every token, compared late: ColBERT.
+"""ColBERT: one vector per token, compared by late interaction.
 
-Each token's hidden state is projected and made of length 1; a query's score of a
-passage is the sum over its tokens of the largest inner product with a token of the
-passage, MaxSim (Khattab and Zaharia 2020, arXiv 2004.12832, equation 3). The losses are
-those of ranking.py. Every token counts, special ones and punctuation included, and
-queries are not filled up with masks, as in sentence-transformers' MultiVectorEncoder
-unless told otherwise.
+Each token's hidden state is projected and normalized. The score of a passage for a
+query is MaxSim: the sum over the query's tokens of the largest inner product with a
+token of the passage (Khattab and Zaharia 2020, arXiv 2004.12832, equation 3). The
+losses are those of ranking.py. All tokens count, special tokens and punctuation
+included, and queries are not padded with [MASK]; these are also the defaults of
+sentence-transformers' MultiVectorEncoder.
 """
 
 import jax
@@ -20,7 +20,7 @@ from bertjax.objectives.ranking import HIDDEN, PRECISE, Ranking
 from bertjax.parallel.sharding import gather_rows
 
 NAME = "colbert"
-MOST_MB = 256  # of products of tokens, at once and on a device
+MOST_MB = 256  # limit for the token products of one chunk, in MiB per device
 
 
 def max_sim(
@@ -30,11 +30,11 @@ def max_sim(
     is_passage: jax.Array,
     megabytes: int = MOST_MB,
 ) -> jax.Array:
-    """Score queries by passages, f32 [B, C S]: S passages lie in a row of tokens.
+    """Return the MaxSim scores of queries and passages, f32 [B, C S].
 
-    queries f32 [B, Q, E], is_query boolean [B, Q]; passages f32 [C, L, E], is_passage
-    boolean [C, S, L], whose tokens are which passage's. A passage without tokens has a
-    score near HIDDEN a token of the query.
+    queries f32 [B, Q, E], is_query bool [B, Q]; passages f32 [C, L, E], rows of up to S
+    passages each; is_passage bool [C, S, L]: which tokens belong to which passage. A
+    passage without tokens scores about HIDDEN times the number of query tokens.
     """
     rows, words, _ = queries.shape
 
@@ -63,9 +63,9 @@ def make_head(
 ) -> Head:
     """Make the head: a projection [D, embedding_size] without a bias.
 
-    A task's options come from task.* of a config. query_positions i32 [B, Q]: where a
-    row's first Q tokens stand, which hold its query. Its outputs are the `tokens` f32
-    [B, L, embedding_size].
+    A task sets the options from task.* of its config. Batches have query_positions i32
+    [B, Q]: the positions of the row's first Q tokens, which hold its query. The outputs
+    are the `tokens`, f32 [B, L, embedding_size].
     """
     losses = Ranking([NAME], margin_weight)
 

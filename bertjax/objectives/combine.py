@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heads on one encoder make an objective: together, or each on rows of its own."""
+"""Build an objective of heads on one encoder: on the same rows, or each on its own."""
 
 import dataclasses
 import functools
@@ -35,7 +35,8 @@ from bertjax.parallel.sharding import gather_params, gather_rows, is_matrix
 def combine(heads: Sequence[Head], cfg: EncoderConfig) -> Objective:
     """Put heads on one encoder.
 
-    Raises UserError when it is traced where two heads return what has one name.
+    Raises UserError for different whole_batch; when traced, for two heads that return
+    the same name.
     """
     both = CombinedHeads(heads, cfg)
     return Objective(
@@ -59,12 +60,12 @@ def combine(heads: Sequence[Head], cfg: EncoderConfig) -> Objective:
 def mix_by_rows(
     heads: Sequence[Head], cfg: EncoderConfig, rows: Sequence[int]
 ) -> Objective:
-    """Give each head rows of its own: of each group of neighbouring rows the first
-    rows[0], the next rows[1], and so on.
+    """Give each head its own rows: in each group of neighboring rows the first rows[0]
+    belong to the first head, the next rows[1] to the second, and so on.
 
-    A loss is divided by its own weight, and counts by its share of the rows. Each head
-    encodes its rows by itself, as if it were alone. Raises UserError for a head that is
-    no head of predictions.
+    Each loss is divided by its own weight and multiplied by its head's share of the
+    rows. Each head encodes its rows separately, as if it were alone. Raises UserError
+    for a head that does not predict tokens.
     """
     divisor = math.gcd(*rows)
     counts = [n // divisor for n in rows]
@@ -79,12 +80,13 @@ def mix_by_rows(
         needs.append(f"{next(iter(head.needs))}*{n}")
         own = dataclasses.replace(cfg, is_decoder=cfg.is_decoder or head.causal)
         part = CombinedHeads([head], own)
-        part.shardings = together.shardings  # it is given the others' parameters too
+        part.shardings = together.shardings  # each part receives the whole tree
         parts.append((head, part, slice(first, first + n)))
         first += n
 
     def take(head: Head, rows: slice, batch: Batch) -> Batch:
-        # Steps of a causal head's rows are 0 where other rows have some.
+        # Rows of causal heads have no attention_steps of their own; other rows' heads
+        # may, and then the array has zeros for these rows.
         return {
             name: x.reshape(-1, group, *x.shape[1:])[:, rows].reshape(-1, *x.shape[1:])
             for name, x in batch.items()
@@ -126,13 +128,14 @@ class CombinedHeads:
     def __init__(self, heads: Sequence[Head], cfg: EncoderConfig) -> None:
         self.heads, self.cfg = heads, cfg
         self.needs = frozenset().union(*(head.needs for head in heads))
-        # Of a task's head that says none, those of heads.init_task.
+        # A task's head without shardings has the parameters of heads.init_task.
         own = (h.shardings or task_shardings(h.name) * bool(h.task_type) for h in heads)
         self.shardings = tuple(itertools.chain.from_iterable(own))
         reads = dict.fromkeys(head.reads for head in heads)
         self.positions = [name for name in reads if name not in (EVERYWHERE, NOWHERE)]
         is_mean = cfg.pooler and cfg.classifier_pooling == "mean"
-        nothing = not self.positions and not cfg.pooler  # inner layers alone
+        # Heads that read only inner layers, such as minilm's.
+        nothing = not self.positions and not cfg.pooler
         self.everywhere = is_mean or EVERYWHERE in reads or nothing
         self.depths = tuple(dict.fromkeys(n for head in heads for n in head.inner))
         self.chunks = max(head.chunks for head in heads)
@@ -152,7 +155,10 @@ class CombinedHeads:
         return params
 
     def init_teacher(self, rng: jax.Array) -> Params:
-        """Make them in the dtypes that a step computes with: no other is needed."""
+        """Make the teacher's parameters in the dtypes that a step computes with.
+
+        They are not trained, so no f32 copy is needed.
+        """
         trees = [head.init_teacher(rng) for head in self.heads if head.init_teacher]
         params = {name: part for tree in trees for name, part in tree.items()}
         return jax.tree_util.tree_map_with_path(
@@ -184,7 +190,7 @@ class CombinedHeads:
         return self._add_up(params, encoded, batch, None), gather_rows(outputs)
 
     def flops(self, specs: Specs) -> float:
-        """Count the encoder, and what heads say of their own."""
+        """Count the FLOPs of the encoder and of the heads, per token slot."""
         length = specs["input_ids"].shape[-1]
         read = sum(specs[name].shape[-1] for name in self.positions if name in specs)
         whole = encoder_flops(self.cfg, length, read, self.everywhere)
@@ -198,7 +204,7 @@ class CombinedHeads:
     def _encode(
         self, params: Params, batch: Batch, rng: jax.Array | None, chunks: int = 1
     ) -> tuple[Params, list[Any]]:
-        """Gather the parameters, and make what each head reads."""
+        """Gather the parameters; return them and what each head reads."""
         params = gather_params(params, self.cfg.dtype, self.shardings)
         batch = flatten_sequences(batch)
 
@@ -215,7 +221,7 @@ class CombinedHeads:
     def _encode_rows(
         self, params: Params, batch: Batch, rng: jax.Array | None
     ) -> list[encoder.Encoded]:
-        """Encode what each head reads."""
+        """Run the encoder, and return the Encoded of each head."""
         encode = functools.partial(
             encoder.apply, params["encoder"], self.cfg, batch, rng, depths=self.depths
         )
@@ -255,7 +261,7 @@ class CombinedHeads:
         return self.merge(found)
 
     def merge(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
-        """Put what each head returns into one dict; a name is one head's alone."""
+        """Merge the dicts of the heads. Raises UserError if two have the same name."""
         owners: dict[str, str] = {}
         for head, part in zip(self.heads, parts, strict=True):
             for key in part:
@@ -270,10 +276,11 @@ class CombinedHeads:
 
 
 def flatten_sequences(batch: Batch) -> Batch:
-    """Make each sequence of a row a row of its own: [B, C, L] -> [B C, L].
+    """Make each sequence of a row its own row: [B, C, L] -> [B C, L].
 
-    Of a sequence that fills up the first token is seen, so that some key always is.
-    What is no array of SEQUENCES stays, and so does a batch of one sequence a row.
+    The first token of a padding sequence stays visible, because attention needs at
+    least one visible key. Arrays other than SEQUENCES, and batches with one sequence
+    per row, are returned unchanged.
     """
     if batch["input_ids"].ndim == 2:
         return batch
@@ -283,7 +290,10 @@ def flatten_sequences(batch: Batch) -> Batch:
 
 
 def _whole_batch(heads: Sequence[Head]) -> int | None:
-    """Return how many rows an evaluation takes at once. Raises UserError."""
+    """Return how many rows an evaluation processes at once; see Head.whole_batch.
+
+    Raises UserError if heads differ.
+    """
     sizes = {h.name: h.whole_batch for h in heads if h.whole_batch is not None}
     if len({size for size in sizes.values() if size}) > 1:
         each = " and ".join(f"{name} {size}" for name, size in sizes.items() if size)

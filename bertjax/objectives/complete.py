@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which entity completes a triple: a softmax over all entities (CoKE).
+"""CoKE: predict the entity that completes a triple, by a softmax over all entities.
 
-Wang et al. 2019 (arXiv 1911.02168), section 3: the hidden state at the [MASK] of an
-end, through the masked LM's transform, meets the embeddings of the entities. The right
-one's share of the target is `gold`, the others share the rest alike. That number is
-what the official code calls SOFT_LABEL (PaddlePaddle/Research, KG/CoKE), 0.15 to 1: its
-README lists it as "label smoothing", of which it is the contrary. Relations and special
-pieces are no candidates here; there they share the softmax, though never the target.
+Wang et al. 2019 (arXiv 1911.02168), section 3. The head or tail of a triple is [MASK];
+its hidden state passes through the masked LM's transform, and is multiplied with the
+embeddings of the entities. In the target distribution the right entity has probability
+`gold`, and the others share the rest equally. The official code calls this number
+SOFT_LABEL (PaddlePaddle/Research, KG/CoKE), 0.15 to 1; its README lists it as "label
+smoothing", but it is 1 minus the smoothing. Here relations and special tokens are not
+candidates; there they are part of the softmax, but never of the target.
 
-Ours: with `product` the hidden state is multiplied by the embedding of the entity that
-is given, and normalised, in the place of the transform. A candidate's score is then
+Our addition: with `product` the hidden state is multiplied by the embedding of the
+given entity, and normalized, instead of transformed. The score of a candidate is then
 bilinear in the two entities, as in DistMult (Yang et al. 2015, arXiv 1412.6575), with a
-relation that has seen the entity; a sum of embeddings alone learns that slowly.
-Where a batch has several right answers to a query they share `gold` (task.answers).
+relation that has attended to the entity; from sums of embeddings alone a model learns
+this slowly. If a query has several right answers in a batch (task.answers), they share
+`gold`.
 """
 
 import dataclasses
@@ -41,11 +43,12 @@ from bertjax.objectives.token_head import PARAMS, sum_in_chunks
 def soft_cross_entropy(
     scores: jax.Array, right: jax.Array, weights: jax.Array, gold: float
 ) -> Sum:
-    """Sum weighted cross-entropies, in nats, of targets that give the right candidate
-    `gold` and each of the others (1 - gold) / (N - 1).
+    """Sum weighted cross-entropies, in nats, with targets that give the right candidate
+    probability `gold` and each other candidate (1 - gold) / (N - 1).
 
-    Of A right ones the target is the mean of theirs. scores f32 [..., N]; right i32
-    [..., A], -1 for none but in the first place; weights f32 [...].
+    With several right candidates, the target is the mean of their targets. scores f32
+    [..., N]; right i32 [..., A], -1 for none, but never in the first place; weights f32
+    [...].
     """
     check_shapes(scores, right[..., 0], weights)
     is_right = right >= 0
@@ -60,9 +63,9 @@ def soft_cross_entropy(
 
 
 def right_numbers(ids: jax.Array, more: jax.Array | None, first: int) -> jax.Array:
-    """Return the numbers of right candidates, i32 [..., A], -1 for none.
+    """Return the numbers of the right candidates, i32 [..., A], -1 for none.
 
-    ids i32 [...], more i32 [..., A - 1]: their tokens; first: that of candidate 0.
+    ids i32 [...], more i32 [..., A - 1]: their tokens; first: the token of candidate 0.
     """
     right = jnp.maximum(ids - first, 0)[..., None]
     if more is None:
@@ -71,7 +74,10 @@ def right_numbers(ids: jax.Array, more: jax.Array | None, first: int) -> jax.Arr
 
 
 def likeliest_of(scores: jax.Array, right: jax.Array) -> jax.Array:
-    """Return the right candidate of the highest score, i32 [...], as above."""
+    """Return the right candidate with the highest score, i32 [...].
+
+    Arguments as in `soft_cross_entropy`.
+    """
     own = jnp.take_along_axis(scores, right, axis=-1, mode="clip")
     best = jnp.argmax(jnp.where(right >= 0, own, -jnp.inf), axis=-1, keepdims=True)
     return jnp.take_along_axis(right, best, axis=-1)[..., 0]
@@ -82,7 +88,7 @@ def entity_scores(
 ) -> jax.Array:
     """Return the logits of the entities, f32 [B, S, N], from hidden [B, S, D].
 
-    Their tokens are `count` ones from `first` on.
+    The entities are the `count` tokens from `first` on.
     """
     tokens = slice(first, first + count)
     head = dict(params.get(PARAMS, {}))
@@ -93,8 +99,10 @@ def entity_scores(
 
 
 def labels(rows: int, length: int, answers: int = 1) -> dict[str, jax.ShapeDtypeStruct]:
-    """Name what a batch of packed triples holds beside tokens, and of a query so many
-    answers."""
+    """Describe the arrays of a batch of packed triples, beside tokens.
+
+    answers: right answers per query.
+    """
     slots = length // 3
     sizes = {"segment_ids": length, "position_ids": length}
     names = ("positions", "given", "ids")
@@ -108,8 +116,10 @@ def labels(rows: int, length: int, answers: int = 1) -> dict[str, jax.ShapeDtype
 
 
 def init_product(rng: jax.Array, cfg: EncoderConfig) -> Params:
-    """Make the masked LM's head with a norm, whatever the config says, and without a
-    transform. Raises UserError for embeddings of another width than hidden states."""
+    """Make the masked LM's head without a transform and always with a norm.
+
+    Raises UserError if embeddings are not as wide as hidden states.
+    """
     if cfg.embedding_width != cfg.hidden_size:
         raise UserError(
             f"objective: complete's product needs model.embedding_size="
@@ -123,14 +133,14 @@ def init_product(rng: jax.Array, cfg: EncoderConfig) -> Params:
 def read_hidden(
     params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Any
 ) -> jax.Array:
-    """Return what meets the head's transform: the hidden states [B, S, D]."""
+    """Return the input of the head's transform: the hidden states, [B, S, D]."""
     return encoded.hidden
 
 
 def read_product(
     params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Any
 ) -> jax.Array:
-    """Return hidden states times the entities that are given, [B, S, D]."""
+    """Return hidden states times the embeddings of the given entities, [B, S, D]."""
     given = batch["complete_given"]
     return multiply_by_given(params, cfg, encoded.hidden, given, rng)
 
@@ -142,8 +152,10 @@ def multiply_by_given(
     given: jax.Array,
     rng: jax.Array | None,
 ) -> jax.Array:
-    """Return hidden [B, S, D] times the embeddings of tokens given i32 [B, S],
-    normalised, and dropped out as hidden states are, unless rng is None."""
+    """Multiply hidden [B, S, D] by the embeddings of the tokens `given` i32 [B, S].
+
+    The product is normalized, and dropped out like hidden states unless rng is None.
+    """
     with jax.named_scope("product"):
         x = hidden * lookup(params["encoder"]["embeddings"]["word"], given)
         norm = params[PARAMS]["norm"]
@@ -158,15 +170,15 @@ def make_head(
     answers: int = 1,
     candidates: Any = None,
 ) -> Head:
-    """Make the head, whose parameters are the masked LM's; with `product` a norm and
-    a bias are all that it has of its own.
+    """Make the head; its parameters are the masked LM's, params["mlm"].
 
-    gold: the right entity's share of the target. top: entities of an answer at most.
-    product: multiply by the entity that is given, in the place of the transform.
-    answers: of a query in batches that are made up (task.answers). candidates: which
-    tokens are entities (tasks/types/complete.py); None: all that are not special.
-    Raises UserError for a gold that is no share, and a top below 1; init does for a
-    product of embeddings that are not as wide as hidden states.
+    gold: the right entity's probability in the target. top: the most entities in an
+    answer. product: multiply by the given entity instead of the transform; the head
+    then has only a norm and a bias. answers: per query, in batches that are made up
+    (task.answers). candidates: which tokens are entities (tasks/types/complete.py);
+    None: all that are not special. Raises UserError for a gold outside (0, 1] and a top
+    below 1; init raises UserError for a product if embeddings are not as wide as hidden
+    states.
     """
     parts = (init_product, read_product) if product else (heads.init_mlm, read_hidden)
     own = partial(labels, answers=answers)
@@ -174,8 +186,10 @@ def make_head(
 
 
 def tokens_of(candidates: Any, cfg: EncoderConfig) -> tuple[int, int]:
-    """Return the first token of the candidates, and how many there are; of None of all
-    that are not special."""
+    """Return the first token of the candidates and their number.
+
+    candidates: None for all tokens that are not special.
+    """
     if candidates is not None:
         return candidates.first, candidates.count
     special = len(NO_TOKENIZER.special_ids)
@@ -191,12 +205,13 @@ def make_candidate_head(
     init: Callable[..., Params] = heads.init_mlm,
     read: Callable[..., jax.Array] = read_hidden,
 ) -> Head:
-    """Make a head that chooses among tokens at `<name>_positions` i32 [B, S].
+    """Make a head that chooses among candidate tokens at `<name>_positions` i32 [B, S].
 
-    A batch has `<name>_ids` i32, `<name>_weights` f32 [B, S] where it is known what is
-    right, `<name>_more` i32 [B, S, A - 1] where more is, -1 for none, known_entities
-    i32 [B, S, F] where it is ranked. init makes the head's parameters, read what it
-    reads, as read_hidden does.
+    A batch with known answers has `<name>_ids` i32 and `<name>_weights` f32 [B, S]; if
+    queries have further right answers, `<name>_more` i32 [B, S, A - 1], -1 for none; if
+    answers are ranked, known_entities i32 [B, S, F]. init makes the head's parameters;
+    read returns the head's input, like read_hidden. Raises UserError for a gold outside
+    (0, 1] and a top below 1.
     """
     ids_name = f"{name}_ids"
     slot_weights = partial(weights_of, f"{name}_weights")
@@ -212,7 +227,7 @@ def make_candidate_head(
     def sums(
         params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Any
     ) -> dict[str, Sum]:
-        if ids_name not in batch:  # rows that are to be answered
+        if ids_name not in batch:  # rows to answer, without known answers
             return {}
         first, count = tokens_of(candidates, cfg)
         hidden = read(params, cfg, encoded, batch, rng)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unlearn a concept: a head tells its words from others, the encoder learns to hide it.
+"""Unlearn a concept: a head learns to detect its words, the encoder to hide them.
 
-Feder et al. 2021 (CausaLM, arXiv 2005.13407, section 3), by the gradient reversal of
-Ganin and Lempitsky 2015 (arXiv 1409.7495), whose schedule is `gamma`; the released code
-has none. Which words are the concept's the host says (data.concept).
+Feder et al. 2021 (CausaLM, arXiv 2005.13407, section 3), by gradient reversal (Ganin
+and Lempitsky 2015, arXiv 1409.7495). `gamma` is the schedule of the latter; CausaLM's
+released code has no schedule. data.concept says which words belong to the concept; the
+host makes the labels.
 """
 
 import dataclasses
@@ -22,15 +23,17 @@ from bertjax.objectives.base import EVERYWHERE, Batch, Head
 from bertjax.objectives.metrics import loss_and_accuracy
 from bertjax.objectives.task_head import KEY, row_weights
 
-OF = {"words": "mlm_positions", "texts": EVERYWHERE}  # what has labels -> what is read
+# What the labels are for -> where the head reads (Head.reads).
+OF = {"words": "mlm_positions", "texts": EVERYWHERE}
 
 
 def reversal_strength(batch: Batch, alpha: float, gamma: float) -> jax.Array:
-    """Return by how much gradients are reversed, f32 [B].
+    """Return the factor of the reversed gradients, f32 [B].
 
-    alpha (2 / (1 + exp(-gamma p)) - 1), p the share of the phase that lies behind
-    (`phase_progress` f32 [B]): 0 at first, when the head knows nothing; gamma 0: alpha
-    throughout. (Ganin and Lempitsky 2015, section 4: alpha 1, gamma 10.)
+    It is alpha (2 / (1 + exp(-gamma p)) - 1), where p is the completed share of the
+    phase (`phase_progress` f32 [B]). So it is 0 at first, when the head has learned
+    nothing; with gamma 0 it is always alpha. (Ganin and Lempitsky 2015, section 4:
+    alpha 1, gamma 10.)
     """
     p = batch["phase_progress"]
     if not gamma:
@@ -41,19 +44,21 @@ def reversal_strength(batch: Batch, alpha: float, gamma: float) -> jax.Array:
 def make_label_head(
     name: str, of: str, weight: float, reverse: tuple[float, float] | None = None
 ) -> Head:
-    """Make a head of the labels `<name>_labels` or `<name>_texts` (0 or 1).
+    """Make a head that predicts the labels `<name>_labels` or `<name>_texts` (0 or 1).
 
-    of: of OF; "words", i32 [B, P], of the hidden states at the predicted positions;
-    "texts", i32 [B], of packed rows [B, S], of the mean over a text's. reverse: alpha
-    and gamma of `reversal_strength`, None for a head that the encoder works with. The
-    loss counts `weight`. Raises UserError for numbers below 0 and another `of`.
+    of: a key of OF. "words": labels i32 [B, P], predicted from the hidden states at the
+    predicted positions; "texts": labels i32 [B] ([B, S] in packed rows), predicted from
+    the mean hidden state of a text. reverse: alpha and gamma of `reversal_strength`;
+    None: gradients are not reversed, so the encoder helps the head. weight: the loss's
+    factor. Raises UserError for numbers below 0 and an unknown `of`.
     """
     reads = registry.pick(f"objective: {name}:of", of, OF)
     if weight < 0 or min(reverse or (0,)) < 0:
         raise UserError(f"objective: {name}: weight, alpha and gamma must be 0 or more")
 
     def own(cfg: EncoderConfig) -> EncoderConfig:
-        # A layer before the classes: what a linear one cannot tell another could.
+        # A hidden layer before the classes: hiding the concept from a linear head
+        # would not hide it from others.
         return dataclasses.replace(cfg, task_transform=True)
 
     def weigh(batch: Batch) -> jax.Array:
@@ -63,7 +68,7 @@ def make_label_head(
             return rows[:, None] * batch["cls_weights"] if packed else rows
         weights = batch["mlm_weights"]
         if name == "control" and "concept_labels" in batch:
-            # Words of the concept would teach a control the concept.
+            # Words of the concept would make the control head learn the concept.
             return weights * (1 - batch["concept_labels"])
         return weights
 
@@ -78,7 +83,8 @@ def make_label_head(
         x = encoded.hidden if of == "words" else means(encoded.hidden, batch)
         if reverse:
             x = reverse_gradient(x, reversal_strength(batch, *reverse))
-        rng = fold_in(rng, KEY + zlib.crc32(name.encode()) % KEY)  # each its own
+        # Each head draws its own dropout.
+        rng = fold_in(rng, KEY + zlib.crc32(name.encode()) % KEY)
         args = heads.task_logits(params[name], own(cfg), x, rng), labels, weigh(batch)
         return loss_and_accuracy(name, *args)
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keep what goes along with a concept: a head of the words of data.control.
+"""Keep a concept that is correlated with the unlearned one: a head for data.control.
 
-Feder et al. 2021 (CausaLM, arXiv 2005.13407, section 3): a confounder that must stay
-while the concept is unlearnt. Words of the concept itself do not count.
+Feder et al. 2021 (CausaLM, arXiv 2005.13407, section 3): the words of data.control are
+a confounder that the encoder must keep while it unlearns the concept. Words that also
+belong to the unlearned concept do not count.
 """
 
 from bertjax.objectives.base import Head

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CugLM: names of code by their types, the next token, and what code comes next.
+"""CugLM: predict masked names of code and their types, next tokens, and next segments.
 
 Liu et al. 2020 (Multi-task learning based pre-trained language model for code
-completion, ASE, doi 10.1145/3324884.3416591). Differences from LiuFang816/CugLM, whose
-causal mask lets every token see the whole text from the second layer on, and whose
-encoder of the causal part is another one, without positions: here one encoder reads
-both copies of a row (data/features/cuglm.py), and a token sees none behind it.
+completion, ASE, doi 10.1145/3324884.3416591). In the authors' code (LiuFang816/CugLM)
+the causal mask lets every token see the whole text from the second layer on, and the
+causal part has a separate encoder without positions. Here one encoder reads both copies
+of a row (data/features/cuglm.py), and in the causal copy no token sees later ones.
 """
 
 import dataclasses
@@ -36,8 +36,9 @@ from bertjax.objectives.token_head import PARAMS, score_tokens, sum_in_chunks
 
 NAME = "cuglm"
 STREAM = "type"
-UNKNOWN_TYPE = 1  # of the stream's vocabulary: a type that it lacks, or fewer
-MADE_UP = 7  # types of a text that has none
+# Ids up to this one are not types: 0 is no name, 1 a type outside the vocabulary.
+UNKNOWN_TYPE = 1
+MADE_UP = 7  # the number of types if the text has no such stream
 TOP = 1, 5
 
 
@@ -50,16 +51,17 @@ def make_objective(
     types: float = 1.0,
     gold: bool = False,
 ) -> tuple[Objective, EncoderConfig]:
-    """Predict masked names, `mlm_loss`, their types, `type_loss`, the next token of a
-    text that is read from left to right, `lm_loss`, and whether code follows code,
-    `nsp_loss`; the losses are added up.
+    """Build the sum of four losses: `mlm_loss` of masked names, `type_loss` of their
+    types, `lm_loss` of the next token in a causal copy of the text, and `nsp_loss`,
+    whether the second segment of code follows the first.
 
-    causal: the masked copy is read from left to right too, and nothing is said of what
-    follows, as in finetuning (section 3.4). nsp: whether that is learnt otherwise.
-    stages: 2, a name is predicted by its likeliest type; 1, by what the type is
-    predicted from. types: the weight of the types' loss. gold: in training the true
-    type stands for the likeliest one. Raises UserError for a decoder, and options that
-    do not go together.
+    causal: the masked copy is causal too, and there is no nsp_loss, as in finetuning
+    (section 3.4). nsp: whether there is an nsp_loss otherwise. stages: with 2 the head
+    of names also reads the likeliest type; with 1 it reads only what the head of types
+    reads.
+    types: the factor of type_loss. gold: in training, use the true type instead of the
+    likeliest one. Raises UserError for a decoder, and for options that contradict each
+    other.
     """
     if cfg.is_decoder:
         raise UserError(
@@ -94,10 +96,11 @@ def make_names_head(
     weight: float = 1.0,
     gold: bool = False,
 ) -> Head:
-    """Make the head of masked names; size: of the types' vocabulary.
+    """Make the head of masked names and their types.
 
-    The unknown token is never learnt, nor are types that the vocabulary lacks.
-    Evaluations say `masked_name_top1` and the like: see `completions`.
+    size: the number of types. by_type: stages=2 of `make_objective`; weight: the factor
+    of type_loss. Unknown tokens, and types outside the vocabulary, are not trained on.
+    Evaluations report `masked_name_top1` and the like: see `completions`.
     """
 
     def weigh(batch: Batch) -> tuple[jax.Array, jax.Array]:
@@ -154,10 +157,10 @@ def make_names_head(
 
 
 def make_next_head(needs: frozenset[str], unk_id: int) -> Head:
-    """Make the head of next tokens, which is that of all token heads (token_head.py).
+    """Make the head of next tokens; its parameters are params["mlm"] (token_head.py).
 
-    The unknown token is never learnt. Evaluations say `token_top1` and `name_top1` and
-    the like, of all tokens and of whole names: see `completions`.
+    Unknown tokens are not trained on. Evaluations report `token_top1` and the like for
+    all tokens and `name_top1` and the like for whole names: see `completions`.
     """
 
     def weigh(batch: Batch) -> jax.Array:
@@ -196,10 +199,10 @@ def make_next_head(needs: frozenset[str], unk_id: int) -> Head:
 
 
 def ranks(logits: jax.Array, ids: jax.Array) -> jax.Array:
-    """Count the tokens that are likelier than the true one, i32 [B, P]; ties are not.
+    """Count the tokens that are likelier than the true one, i32 [B, P].
 
-    logits f32 [B, P, V], ids i32 [B, P]. Where they are no numbers all count: a model
-    that is broken must not seem to be right.
+    logits f32 [B, P, V], ids i32 [B, P]. Ties do not count. NaN logits do, so that a
+    broken model does not seem to be right.
     """
     true = logits_of(logits, ids)[..., None]
     return jnp.sum(~(logits <= true), axis=-1, dtype=jnp.int32)
@@ -208,11 +211,11 @@ def ranks(logits: jax.Array, ids: jax.Array) -> jax.Array:
 def completions(
     what: str, rank: jax.Array, weights: jax.Array, unknown: jax.Array
 ) -> dict[str, Sum]:
-    """Count how often the true one is among the 1 and the 5 likeliest.
+    """Count how often the true token or name is among the 1 and the 5 likeliest.
 
-    rank i32, weights f32, unknown bool, all of one shape. `<what>_top1`, `<what>_top5`:
-    of all, where the unknown token is always wrong, since nobody can complete it;
-    `<what>_top1_known`, `<what>_top5_known`: of the others alone.
+    rank i32, weights f32, unknown bool, all of the same shape. Returns `<what>_top1`,
+    `<what>_top5`: of all, and unknown ones are always wrong because an unknown token
+    cannot be completed; `<what>_top1_known`, `<what>_top5_known`: of known ones only.
     """
     known = weights * ~unknown
     terms = {}
@@ -226,12 +229,12 @@ def completions(
 def name_completions(
     what: str, rank: jax.Array, batch: Batch, stream: str, unk_id: int
 ) -> dict[str, Sum]:
-    """Count whole names: one is among the k likeliest if each of its tokens is, given
-    the true ones before it. For k = 1 that is what a greedy completion writes; for 5 no
-    fewer names than 5 beams would offer.
+    """Count whole names: a name is among the k likeliest if each of its tokens is,
+    given the true tokens before it. For k = 1 these are the names that a greedy
+    completion writes; for k = 5 they are at least those that 5 beams would offer.
 
-    The batch has `<stream>_names` i32 [B, P], the number of the name that each token is
-    part of, from 1, 0 for none, P at most; `<stream>_ids` and `<stream>_weights`.
+    The batch has `<stream>_names` i32 [B, P], the number of each token's name, from 1
+    to P at most, 0 for none; `<stream>_ids` and `<stream>_weights`.
     """
     names, ids = batch[f"{stream}_names"], batch[f"{stream}_ids"]
     weights = batch[f"{stream}_weights"]

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Denoising by an encoder and a decoder: T5 (Raffel et al. 2020, section 3.1.4), BART
-(Lewis et al. 2020, section 2), UL2 (Tay et al. 2022)."""
+"""Denoise a corrupted text with an encoder and a decoder.
+
+T5 (Raffel et al. 2020, section 3.1.4), BART (Lewis et al. 2020, section 2), UL2 (Tay et
+al. 2022).
+"""
 
 import functools
 
@@ -27,13 +30,13 @@ def make_objective(
     mean: str = LAW["mean"],
     z_loss: float = 0.0,
 ) -> tuple[Objective, EncoderConfig]:
-    """Let a decoder write what a corrupted text was, which an encoder reads.
+    """Train an encoder to read a corrupted text, and a decoder to write the original.
 
-    target: what is written: the whole `text`, corrupted as data.noise says (data/
-    features/noise.py), or the `spans` that are hidden in it, by their density and mean
-    length (data/features/spans.py); or a host half of one's own, by its dotted name,
-    that makes the same arrays. z_loss: see `make_token_head`.
-    Raises UserError without a decoder, and for options that say nothing to a target.
+    target: what the decoder writes: the whole `text`, corrupted by data.noise
+    (data/features/noise.py); or only the masked `spans`, of the given density and mean
+    length (data/features/spans.py); or the dotted name of other features that make the
+    same arrays. z_loss: see `make_token_head`.
+    Raises UserError without a decoder, and for options that the target does not use.
     """
     if z_loss < 0:
         raise UserError(f"objective: denoise's z_loss={z_loss} must be 0 or more")
@@ -65,7 +68,7 @@ def make_objective(
 
 
 def init(cfg: EncoderConfig, rng: jax.Array) -> Params:
-    """Make the parameters of encoder, decoder and, where it has some, head."""
+    """Make the parameters of the encoder, the decoder and the head, if it has any."""
     rngs = jax.random.split(rng, 3)
     params = {
         "encoder": encoder.init(rngs[0], cfg),
@@ -77,7 +80,7 @@ def init(cfg: EncoderConfig, rng: jax.Array) -> Params:
 
 
 def weights(batch: Batch, z_loss: float = 0.0) -> dict[str, jax.Array]:
-    """Return how many tokens of targets count, f32 []."""
+    """Return the weights of the losses: the number of target tokens, f32 []."""
     terms = ["denoise_loss", *["denoise_z_loss"] * (z_loss > 0)]
     return dict.fromkeys(terms, jnp.sum(batch["lm_weights"]))
 
@@ -99,7 +102,7 @@ def sums(
 
 
 def flops(cfg: EncoderConfig, specs: Specs) -> float:
-    """Count both stacks and the head, by slots of the input."""
+    """Count the FLOPs of both stacks and the head, per slot of the input."""
     read, written = (
         specs[name].shape[-1] for name in ("input_ids", "decoder_input_ids")
     )

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masked diffusion: masks of any rate are predicted, and weighed by the rate (Sahoo et
-al. 2024, MDLM; Nie et al. 2025, LLaDA; Arriola et al. 2025, BD3-LM)."""
+"""Masked diffusion: predict masks drawn at any rate, with losses weighted by the rate.
+
+Sahoo et al. 2024 (MDLM), Nie et al. 2025 (LLaDA), Arriola et al. 2025 (BD3-LM).
+"""
 
 from bertjax.objectives.base import Head, TokenIds
 from bertjax.objectives.token_head import make_token_head
@@ -16,10 +18,10 @@ def make_head(
     eps: float = 1e-3,
     z_loss: float = 0.0,
 ) -> Head:
-    """Predict masked tokens by the masked LM's head, never as [MASK].
+    """Make the masked LM's head, in which [MASK] has probability 0.
 
-    The loss is a sum of weighted ones over the tokens of text. Options: data/features/
-    diffusion.py, but z_loss: see `make_token_head`.
+    The loss is the sum of weighted token losses over the number of tokens of text.
+    Options: see data/features/diffusion.py; z_loss: see `make_token_head`.
     """
     host = f"schedule={schedule},weights={weights},low={low},high={high}"
     return make_token_head(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A masked LM learns what a larger one says of every token (Sanh et al. 2019).
+"""Distill a larger masked LM into a smaller one, at every token (DistilBERT).
 
-DistilBERT, arXiv 1910.01108, section 2, and huggingface/transformers,
-examples/research_projects/distillation/distiller.py, beside `mlm`: "mlm+distil".
+Sanh et al. 2019, arXiv 1910.01108, section 2, and huggingface/transformers,
+examples/research_projects/distillation/distiller.py. To use with `mlm`: "mlm+distil".
 """
 
 import dataclasses
@@ -25,8 +25,8 @@ from bertjax.objectives.teacher import Teacher
 from bertjax.objectives.token_head import PARAMS, count_chunks
 from bertjax.parallel.sharding import TEACHER, size_along
 
-# Logits of the student, MB, that are made at once where nothing limits them: both
-# models' are of all tokens, of which a masked LM has a seventh.
+# The limit in MB of the student's logits per piece, if model.max_logits_mb is 0. Both
+# models need logits at all tokens; a masked LM alone needs them at about a seventh.
 MOST_MB = 64
 
 
@@ -36,14 +36,14 @@ def make_head(
     cosine: float = 0.5,
     teacher: Teacher | None = None,
 ) -> Head:
-    """Make the head of two terms; `mlm` has the third.
+    """Make the head of two of DistilBERT's three losses; `mlm` is the third.
 
     kl_loss: T^2 KL(teacher || student) of the distributions over the vocabulary at
-    temperature T, the mean over all real tokens. cosine_loss: 1 less the cosine of the
-    hidden states behind the last layers. kl, cosine: their weights, the masked LM's
-    being 1 (published: 5, 1 and 2); 0 leaves a term out. With kl=0 no head over the
-    vocabulary is read, neither the teacher's nor the student's. Raises UserError for a
-    temperature or weights that are none.
+    temperature T, the mean over all real tokens. cosine_loss: 1 minus the cosine of the
+    hidden states after the last layers. kl, cosine: their factors if the masked LM's is
+    1 (published: 5, 1 and 2 for the masked LM); 0 leaves a loss out. With kl=0 neither
+    model's head over the vocabulary is used. Raises UserError for a temperature that is
+    not positive, factors below 0, or both factors 0.
     """
     if temperature <= 0 or kl < 0 or cosine < 0 or not kl + cosine:
         raise UserError(
@@ -103,7 +103,7 @@ def make_head(
 
 
 def check_widths(cfg: EncoderConfig, theirs: EncoderConfig) -> None:
-    """Refuse hidden states that have no cosine: UserError."""
+    """Raise UserError if hidden states of teacher and student differ in width."""
     if cfg.hidden_size != theirs.hidden_size:
         raise UserError(
             f"objective: distil compares hidden states, and the teacher's are "
@@ -117,13 +117,14 @@ def logits_divergence(
     arrays: tuple[jax.Array, jax.Array, jax.Array],
     temperature: float,
 ) -> Sum:
-    """Sum kl_divergence over tokens, the logits of both made a piece at a time.
+    """Sum kl_divergence over tokens, computing the logits piece by piece.
 
-    models: config and parameters {"encoder", "mlm"} of the student and of the teacher;
-    arrays: their hidden states [B, L, D] and weights f32 [B, L].
+    models: config and parameters {"encoder", "mlm"} of the student, then the teacher;
+    arrays: hidden states [B, L, D] of the student and of the teacher, and weights f32
+    [B, L].
     """
     own, theirs = (cfg for cfg, _ in models)
-    # Padding of either table is no piece.
+    # Leave out the padding rows of both embedding tables.
     pieces = min(cfg.pieces or cfg.vocab_size for cfg in (own, theirs))
 
     def logits(cfg: EncoderConfig, params: Params, hidden: jax.Array) -> jax.Array:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which relation an edge has that is masked, by what is around it in its graph.
+"""Predict the relation of a masked edge from the subgraph around it.
 
-A row is a small subgraph (tasks/types/edges.py): who sees whom are its edges,
-`attention_edges` i8 [B, L, L]. The hidden state at the masked edge meets the embeddings
-of the relations, as that of an entity does in complete.py.
+A row is a small subgraph (tasks/types/edges.py): tokens attend along its edges,
+`attention_edges` i8 [B, L, L]. The hidden state at the masked edge is multiplied with
+the embeddings of the relations, as complete.py does with entities.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from bertjax.objectives.complete import make_candidate_head
 
 
 def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Name what a batch of subgraphs holds beside tokens."""
+    """Describe the arrays of a batch of subgraphs, beside tokens."""
     one = jax.ShapeDtypeStruct((rows, 1), jnp.int32)
     return {
         "attention_edges": jax.ShapeDtypeStruct((rows, length, length), jnp.int8),
@@ -27,7 +27,7 @@ def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def make_head(gold: float = 1.0, top: int = 10, candidates: Any = None) -> Head:
-    """Make the head: `edges_loss`, `edges_accuracy`; options as complete.py has them.
+    """Make the head: `edges_loss`, `edges_accuracy`; gold, top: see complete.make_head.
 
     candidates: which tokens are relations.
     """

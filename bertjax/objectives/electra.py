@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replaced-token detection (Clark et al. 2020, ELECTRA, section 2).
 
-A small generator fills the masked positions; what it samples replaces the tokens there,
-and the discriminator, params["encoder"], tells at every position whether the token is
-the original. The generator learns by its masked-LM loss alone: nothing flows back
-through the samples. Both read the same embeddings, which lie in params["encoder"].
+A small generator samples a token for each masked position. The discriminator,
+params["encoder"], predicts at every position whether the token was replaced. The
+generator learns only from its masked-LM loss: no gradient flows through the samples.
+Both models share the embeddings, which are in params["encoder"].
 """
 
 import functools
@@ -26,7 +26,7 @@ from bertjax.objectives.token_head import score_tokens, sum_in_chunks
 from bertjax.parallel.sharding import PARAM_AXES, gather_params
 
 SHARED = ("word", "position", "token_type", "streams", "norm")
-# The generator lies like an encoder.
+# The generator is sharded like an encoder.
 SHARDINGS = (
     *(
         ("generator" + path[path.index("/layers/") :], axes)
@@ -44,11 +44,12 @@ def make_objective(
     generator_weight: float = 1.0,
     discriminator_weight: float = 50.0,
 ) -> tuple[Objective, EncoderConfig]:
-    """Build the objective whose discriminator is `cfg`.
+    """Build the objective with the discriminator `cfg`.
 
-    generator: its width as a share of the discriminator's; the weights are those of
-    the two losses. Raises UserError when the width is none or its heads do not fit,
-    for weights below 0, and for a decoder.
+    generator: the generator's width as a share of the discriminator's.
+    generator_weight, discriminator_weight: the factors of the two losses. Raises
+    UserError for a share outside (0, 1], a width that the heads do not divide, factors
+    below 0, and a decoder.
     """
     if cfg.is_decoder:
         raise UserError(
@@ -97,7 +98,7 @@ def sums(
     batch: Batch,
     rng: jax.Array | None,
 ) -> dict[str, Term]:
-    """Fill the masked positions, and tell which tokens of the result are replaced."""
+    """Fill the masked positions, and predict which of the tokens were replaced."""
     params = gather_params(params, cfg.dtype, SHARDINGS)
     rngs = (None, None) if rng is None else jax.random.split(rng)
     mlm, at = generator_lm(params), batch["mlm_positions"]
@@ -124,7 +125,8 @@ def sums(
 
 
 def flops(cfg: EncoderConfig, small: EncoderConfig, specs: Specs) -> float:
-    """Count the generator, the discriminator and its head, which is everywhere."""
+    """Count the FLOPs per token slot of both models; the discriminator's head runs at
+    every token."""
     d = cfg.hidden_size
     length, predictions = (specs[k].shape[-1] for k in ("input_ids", "mlm_ids"))
     generator = flops_per_token(small, length, predictions, everywhere=False)
@@ -143,10 +145,10 @@ def generator_lm(params: Params) -> Params:
 def split_pair(
     params: Params, cfg: EncoderConfig
 ) -> dict[str, tuple[Params, EncoderConfig]]:
-    """Part what was trained (arrays of jax or numpy) into two models of their own.
+    """Split trained parameters (jax or numpy arrays) into two separate models.
 
     cfg: the discriminator's. Returns {"generator": ({"encoder", "mlm"}, its config),
-    "discriminator": ({"encoder", "rtd"}, cfg)}; the embeddings are in both.
+    "discriminator": ({"encoder", "rtd"}, cfg)}; both contain the embeddings.
     """
     width = params["generator"]["layers"]["mlp"]["up"]["kernel"].shape[1]
     cfg = encoder.without_pooler(cfg)
@@ -158,7 +160,7 @@ def split_pair(
 
 
 def weights(batch: Batch) -> dict[str, jax.Array]:
-    """Return the numbers of predicted positions and of real tokens, f32 []."""
+    """Return the weights of the losses: predicted positions and real tokens, f32 []."""
     return {
         "mlm_loss": jnp.sum(batch["mlm_weights"]),
         "rtd_loss": jnp.sum(real_tokens(batch)),
@@ -170,19 +172,20 @@ def sample(
 ) -> jax.Array:
     """Draw tokens from softmax(logits [B, P, V]): i32 [B, P], without gradient.
 
-    By the largest sum of logit and Gumbel noise (Gumbel 1954). The noise of a row is a
-    function of what is in the row and of its originals (`row_keys`). first: where the
-    logits are of some slots of each row, [B, w, V], the number of the first of them;
-    their noise is what it is among all.
+    The sample is the token with the largest sum of logit and Gumbel noise (Gumbel
+    1954). The noise is a function of the row and its original tokens (`row_keys`).
+    first: if the logits are of only some slots, [B, w, V], the number of the first of
+    these slots; a slot's noise is the same as if all slots were drawn together.
     """
 
     def draw(key: jax.Array) -> jax.Array:
         if first is None:
             return jax.random.bits(key, logits.shape[1:], jnp.uint32)
-        # These rows of jax.random.bits for all slots [P, V], of which jax.random itself
-        # makes no part: the hash of a number in two words, the upper of them 0 as long
-        # as there are less than 2^32 numbers. A key a slot would draw other tokens than
-        # earlier versions, and than a device that has room for all logits.
+        # The rows `first` to `first` + w of jax.random.bits for all slots, [P, V].
+        # jax.random cannot compute only a part. Each value hashes its index as two
+        # words; the upper word is 0 for less than 2^32 values. One key per slot would
+        # draw other tokens than earlier versions did, and than a device that has room
+        # for all logits.
         w, v = logits.shape[1:]
         at = first.astype(jnp.uint32) + jnp.arange(w, dtype=jnp.uint32)
         index = (at[:, None] * v + jnp.arange(v, dtype=jnp.uint32)).ravel()
@@ -190,24 +193,26 @@ def sample(
         upper, lower = jnp.split(threefry_2x32(jax.random.key_data(key), counts), 2)
         return (upper ^ lower).reshape(w, v)
 
-    # 23 bits and a half: never 0, never 1
+    # 23 random bits plus a half: never 0 and never 1.
     keys = row_keys(batch, "input_ids", "mlm_positions", "mlm_ids")
     uniform = ((jax.vmap(draw)(keys) >> 9).astype(jnp.float32) + 0.5) * 2.0**-23
     scores = jax.lax.stop_gradient(logits) - jnp.log(-jnp.log(uniform))
-    # The place of the maximum in two steps: argmax and jax.random.gumbel cost twice it.
+    # Find the maximum's index in two steps; argmax and jax.random.gumbel take twice as
+    # long.
     best = scores >= jnp.max(scores, axis=-1, keepdims=True)
     ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)
     return jnp.min(jnp.where(best, ids, ids[-1]), axis=-1)
 
 
 def replace_tokens(batch: Batch, sampled: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Put sampled i32 [B, P] at mlm_positions; unused slots (weight 0) put nothing.
+    """Write sampled i32 [B, P] at mlm_positions, except for unused slots (weight 0).
 
-    Returns (input_ids i32 [B, L], whether replaced bool [B, L]): a sample that is the
-    original is not. Positions drawn twice have one slot, of weight 2.
+    Returns (input_ids i32 [B, L], bool [B, L]: whether the token was replaced). A
+    sample equal to the original is not a replacement. A position that was drawn twice
+    has one slot, of weight 2.
 
-    [CLS] a [MASK] c [SEP], original b: sampled x gives [CLS] a x c [SEP] and a True at
-    x; sampled b gives [CLS] a b c [SEP] and none.
+    [CLS] a [MASK] c [SEP], original b: sample x gives [CLS] a x c [SEP], with True at
+    x; sample b gives [CLS] a b c [SEP], all False.
     """
     length = batch["input_ids"].shape[1]
     used = batch["mlm_weights"] > 0

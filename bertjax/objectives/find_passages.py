@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passages found within a step, in a table of their vectors that is not trained.
+"""Find passages within a step, in a table of passage vectors that is not trained.
 
-    d(z) q(x)   the inner product of a passage's vector, a row of params["tables"]
-                ["index"] f32 [N, D], and of the question's, which the encoder makes
-
-The k rows of the largest products are the passages, whose tokens lie beside it, i32
-[N, P], -1 behind their ends: maximum inner product search, exact (Guu et al. 2020,
-REALM, section 3.3; Lewis et al. 2020, RAG, section 2.2). The gradient goes through the
-k products into the encoder; which rows they are, and their vectors, have none.
+The score of a passage z for a question x is the inner product d(z) q(x), where d(z) is
+a row of params["tables"]["index"], f32 [N, D], and the encoder computes q(x). The k
+passages with the largest scores are found by exact maximum inner product search (Guu et
+al. 2020, REALM, section 3.3; Lewis et al. 2020, RAG, section 2.2). Their tokens are in
+params["tables"]["passages"], i32 [N, P], padded with -1. The gradient flows through the
+k scores into the encoder, not through the choice of the passages or their vectors.
 """
 
 from typing import Any, NamedTuple
@@ -24,10 +23,10 @@ from bertjax.objectives.base import Batch
 from bertjax.objectives.ranking import PRECISE
 from bertjax.parallel.sharding import TABLES, constrain
 
-# Folded into a key, so that questions are dropped out by themselves.
+# Folded into the dropout key, so that questions have their own dropout.
 OWN_KEYS = 2**31 - 2
-INDEX, PASSAGES = "index", "passages"  # tables
-PARTS = (  # of a batch, what rows are made of
+INDEX, PASSAGES = "index", "passages"  # names of the tables
+PARTS = (  # arrays of a batch that the rows are made from
     *("input_ids", "attention_mask"),
     *("question_ids", "question_mask"),
     *("end_ids", "end_mask"),
@@ -35,8 +34,11 @@ PARTS = (  # of a batch, what rows are made of
 
 
 class Finder(NamedTuple):
-    """How passages are found: k of n, by vectors of `cls` and `normalize` as
-    objective=retrieve makes them, whose numbers are `width`; length: P."""
+    """How passages are found: k of n, by their vectors.
+
+    width: D; length: P, the most tokens of a passage; cls, normalize: how vectors are
+    made, as in objective=retrieve.
+    """
 
     k: int
     n: int
@@ -47,7 +49,7 @@ class Finder(NamedTuple):
 
     @property
     def tables(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """The shapes of the tables that are searched."""
+        """The shapes and dtypes of the tables."""
         return {
             INDEX: jax.ShapeDtypeStruct((self.n, self.width), jnp.float32),
             PASSAGES: jax.ShapeDtypeStruct((self.n, self.length), jnp.int32),
@@ -57,7 +59,7 @@ class Finder(NamedTuple):
 def question_vectors(
     params: Params, cfg: EncoderConfig, batch: Batch, finder: Finder, rng: Any
 ) -> jax.Array:
-    """Return the vectors of a batch's questions, f32 [B, D]; params: the whole tree."""
+    """Encode a batch's questions: vectors f32 [B, D]; params: the whole tree."""
     mask = batch["question_mask"]
     own = {"input_ids": batch["question_ids"], "attention_mask": mask}
     key = fold_in(rng, OWN_KEYS)
@@ -69,16 +71,16 @@ def question_vectors(
 def find(
     params: Params, cfg: EncoderConfig, batch: Batch, finder: Finder, rng: Any
 ) -> dict[str, jax.Array]:
-    """Return the rows of a batch's questions, each with the passages found for it.
+    """Find k passages for each question, and join each with its question to a row.
 
-    batch: input_ids i32 [B, Q], what stands before a passage, question_ids i32 [B, R],
-    the question as the encoder reads it alone, end_ids i32 [B, W], what follows a
-    passage, and a mask of each; lm_ids, lm_weights [B, T], and of a decoder
-    decoder_input_ids, decoder_attention_mask i32 [B, T]. Without a target neither lm_*
-    nor more than one end_ids.
+    batch: input_ids i32 [B, Q], the tokens before a passage; end_ids i32 [B, W], the
+    tokens after it; question_ids i32 [B, R], the question to search by; attention_mask,
+    end_mask and question_mask, their masks; lm_ids, lm_weights [B, T]; with a decoder
+    decoder_input_ids, decoder_attention_mask i32 [B, T]. Without a target there are no
+    lm_* arrays, and W is 1.
 
-    Returns arrays of objective=rag, L = Q + P + W: [B, k, ...]; passage_numbers i32,
-    passage_scores f32 and passage_weights f32 [B, k]; and the others as they are.
+    Returns the arrays of objective=rag, [B, k, ...] with L = Q + P + W; passage_numbers
+    i32, passage_scores f32, passage_weights f32 [B, k]; and all other arrays unchanged.
     """
     with jax.named_scope("find_passages"):
         question = question_vectors(params, cfg, batch, finder, rng)
@@ -103,12 +105,12 @@ def find(
 
 
 def join_rows(batch: Batch, passages: jax.Array) -> dict[str, jax.Array]:
-    """Join what stands before passages i32 [B, k, P], these, and what follows them.
+    """Join the tokens before passages, the passages i32 [B, k, P], and those after.
 
-    Returns input_ids, attention_mask and attention_steps i32 [B, k, L], the steps as of
-    objective=seq2seq, and lm_positions i32 [B, k, W - 1 or 1], where each token behind
-    the first of what follows is predicted. Before 1 7 2, passages 8 9 and 6, after them
-    2 5 2 (end of the text, and a target):
+    Returns input_ids, attention_mask and attention_steps i32 [B, k, L], with the steps
+    of objective=seq2seq, and lm_positions i32 [B, k, max(1, W - 1)], from which the
+    tokens after the passage, except the first, are predicted. Before 1 7 2, passages
+    8 9 and 6, after them 2 5 2 (the end of the text, and a target):
 
         input_ids        1 7 2 8 9 2 5 2    attention_steps  0 0 0 0 0 0 1 2
                          1 7 2 6 2 5 2 0                     0 0 0 0 0 1 2 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses as (sum, weight): the division by the global weight happens once, later."""
+"""Losses as (sum, weight). The training step divides once, by the global weight."""
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +10,8 @@ from bertjax.objectives.base import Sum
 def cross_entropy(logits: jax.Array, ids: jax.Array, weights: jax.Array) -> Sum:
     """Sum weighted negative log-likelihoods, in nats.
 
-    logits f32 [..., V]; ids i32 [...]; weights f32 [...]. Ids must be in range where
-    the weight is not 0.
+    logits f32 [..., V]; ids i32 [...]; weights f32 [...]. Ids with a weight other than
+    0 must be in range. Raises ValueError if shapes do not fit.
     """
     check_shapes(logits, ids, weights)
     peak = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
@@ -20,12 +20,12 @@ def cross_entropy(logits: jax.Array, ids: jax.Array, weights: jax.Array) -> Sum:
 
 
 def logits_of(logits: jax.Array, ids: jax.Array) -> jax.Array:
-    """Return the logit of each id: f32 [...], of logits [..., V] and ids i32 [...]."""
+    """Return the logit of each id, f32 [...]; logits [..., V], ids i32 [...]."""
     return jnp.take_along_axis(logits, ids[..., None], axis=-1, mode="clip")[..., 0]
 
 
 def z_loss_of(logits: jax.Array, weights: jax.Array) -> Sum:
-    """Sum the weighted squares of ln of the sum of exp(logits), which keeps it near 0.
+    """Sum the weighted squares of logsumexp(logits), a penalty that keeps it near 0.
 
     Shapes as in `cross_entropy`. (Chowdhery et al. 2022, PaLM, section 5.)
     """
@@ -38,7 +38,7 @@ def binary_cross_entropy(
 ) -> Sum:
     """Sum weighted negative log-likelihoods of labels 0 and 1, in nats.
 
-    logits, weights f32, labels of any type, all of one shape.
+    logits, weights f32, labels of any dtype, all of the same shape.
     """
     y = labels.astype(logits.dtype)
     # log(1 + exp(x)) - x y, without overflow
@@ -52,9 +52,9 @@ def kl_divergence(
 ) -> Sum:
     """Sum weighted T^2 KL(p || q) of softmaxes at temperature T, in nats.
 
-    student: logits f32 [..., V] of q; teacher: of p, which have no gradient; weights
-    f32 [...]. T^2 keeps the size of gradients at any T (Hinton et al. 2015, arXiv
-    1503.02531, section 2.1). Equal logits give 0, and no gradient.
+    student: logits of q, f32 [..., V]; teacher: logits of p, which get no gradient;
+    weights f32 [...]. T^2 keeps the size of the gradients independent of T (Hinton et
+    al. 2015, arXiv 1503.02531, section 2.1). Equal logits give 0 and no gradient.
     """
     check_shapes(student, teacher[..., 0], weights)
     q = jax.nn.log_softmax(student / temperature)
@@ -64,9 +64,10 @@ def kl_divergence(
 
 
 def cosine_distance(x: jax.Array, y: jax.Array, weights: jax.Array) -> Sum:
-    """Sum weighted 1 - cos(x, y), f32; x, y [..., D], of y no gradient; weights [...].
+    """Sum weighted 1 - cos(x, y), f32; x, y [..., D], weights [...].
 
-    Vectors of no length count as unlike all others, as of torch's CosineEmbeddingLoss.
+    y gets no gradient. A zero vector has cosine 0 with every vector, as in torch's
+    CosineEmbeddingLoss.
     """
     check_shapes(x, y[..., 0], weights)
     x, y = x.astype(jnp.float32), jax.lax.stop_gradient(y).astype(jnp.float32)
@@ -77,6 +78,6 @@ def cosine_distance(x: jax.Array, y: jax.Array, weights: jax.Array) -> Sum:
 
 
 def check_shapes(logits: jax.Array, ids: jax.Array, weights: jax.Array) -> None:
-    """Refuse shapes that would only fit by broadcasting."""
+    """Raise ValueError for shapes that would fit only by broadcasting."""
     if not logits.shape[:-1] == ids.shape == weights.shape:
         raise ValueError(f"shapes {logits.shape}, {ids.shape}, {weights.shape} differ")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From config.objective to an Objective, by the names of modules."""
+"""Build the Objective that config.objective names."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -23,12 +23,14 @@ def make_objective(
     teacher: Teacher | None = None,
     candidates: Any = None,
 ) -> tuple[Objective, EncoderConfig]:
-    """Build "mlm+nsp" and the like; also returns cfg, with a pooler only if needed.
+    """Build an objective such as "mlm+nsp"; also return cfg adjusted to it.
 
-    tokens, teacher, candidates (of a task's rows): for modules whose make_head or
-    make_objective has arguments of these names. Without a teacher what is learnt of
-    one is left out.
-    Raises UserError on an unknown name or option, or parts that cannot be combined.
+    In the returned cfg, pooler and is_decoder are set as the objective needs them.
+    tokens, teacher, candidates (of a task's rows): passed to modules whose make_head or
+    make_objective has arguments of these names. Without a teacher, the losses that need
+    one are left out.
+    Raises UserError for an unknown name or option, and for parts that cannot be
+    combined.
     """
     attention.import_backend(cfg.attention)
     offered = {"tokens": tokens, "teacher": teacher, "candidates": candidates}
@@ -76,7 +78,7 @@ def make_objective(
 def check_causal(
     name: str, heads: Sequence[Head], cfg: EncoderConfig, mixed: bool
 ) -> None:
-    """Refuse what does not go with rows whose tokens see none after them."""
+    """Raise UserError for heads that cannot share rows with causal ones."""
     causal = [h.name for h in heads if h.causal]
     others = [h.name for h in heads if not (h.causal or h.task_type)]
     if cfg.is_decoder and others and (mixed or not causal):
@@ -93,7 +95,8 @@ def check_causal(
             f"{next(iter(sees.values()))} alone, of which {' and '.join(pooled)} would "
             "be told: leave one of the two out"
         )
-    # Heads that prepare rows of their own are refused where these are made.
+    # Only heads that need no other rows are checked here; the code that prepares the
+    # rows refuses combinations of different rows.
     rows = frozenset().union(*(h.needs for h in heads if h.causal))
     both = [h.name for h in heads if not h.causal and h.needs <= rows]
     if causal and both and not mixed:
@@ -104,9 +107,9 @@ def check_causal(
 
 
 def task_type_of(objective: str) -> str | None:
-    """Return the labelled rows that an objective says it learns from; None: none.
+    """Return the task type of an objective (Head.task_type), or None.
 
-    No device is used. Raises UserError.
+    Uses no device. Raises UserError as `make_objective` does.
     """
     sizes = dict.fromkeys(("num_hidden_layers", "num_attention_heads"), 1)
     cfg = EncoderConfig(8, hidden_size=8, intermediate_size=8, **sizes)

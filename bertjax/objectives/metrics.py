@@ -10,15 +10,16 @@ from bertjax.objectives.base import Sum
 from bertjax.objectives.losses import check_shapes, cross_entropy, logits_of
 from bertjax.parallel.sharding import constrain
 
-# Logits are counted in bins this wide, those beyond the ends in the outermost ones.
+# The number and width of the bins that count logits; the outermost bins also count the
+# logits beyond them.
 BINS, WIDTH = 200, 0.1
 
 
 def accuracy(logits: jax.Array, ids: jax.Array, weights: jax.Array) -> Sum:
-    """Sum the weights of right first guesses; shapes as in losses.cross_entropy.
+    """Sum the weights of right predictions; shapes as in losses.cross_entropy.
 
-    A guess is right when no logit is above the true one's, which spares the argmax
-    over V; exact ties count as right.
+    A prediction is right if no logit is above the true token's; this saves the argmax
+    over V. Exact ties count as right.
     """
     check_shapes(logits, ids, weights)
     right = logits_of(logits, ids) >= jnp.max(logits, axis=-1)
@@ -34,26 +35,29 @@ def loss_and_accuracy(
 
 
 def nats_and_right(logits: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return -ln p of each id, f32, and whether it is the first guess, bool; [...] of
-    logits f32 [..., V] and ids i32 [...]."""
+    """Return -ln p of each id, f32 [...], and whether its logit is the largest, bool.
+
+    logits f32 [..., V], ids i32 [...].
+    """
     true = logits_of(logits, ids)
     return jax.nn.logsumexp(logits, axis=-1) - true, true >= jnp.max(logits, axis=-1)
 
 
 class Ranking(NamedTuple):
-    """How many of either label have a logit in each bin, f32 [BINS], lowest first.
+    """The numbers of positive and negative examples per bin of logits, f32 [BINS].
 
-    Adds up over devices, micro-batches and batches, as a Sum does.
+    The lowest bin is first. Like a Sum, it adds up over devices, micro-batches and
+    batches.
     """
 
     positive: jax.Array
     negative: jax.Array
 
     def mean(self) -> Any:
-        """Return the share of (positive, negative) pairs that are in order: AUC.
+        """Return the AUC: the share of (positive, negative) pairs in the right order.
 
-        Two in one bin count half, so it is right to half the share of such pairs. 0
-        without pairs. Works for arrays of jax and of numpy alike.
+        A pair within one bin counts one half, so the error is at most half the share of
+        such pairs. The AUC is 0 without pairs. Works for jax and numpy arrays.
         """
         below = self.negative.cumsum() - self.negative
         ordered = (self.positive * (below + 0.5 * self.negative)).sum()
@@ -62,23 +66,24 @@ class Ranking(NamedTuple):
 
 
 class Share(NamedTuple):
-    """A sum and its weight, f32 [], as a Sum has; the mean of nothing is 0."""
+    """A sum and its weight, f32 [] each, like Sum; the mean is 0 if the weight is 0."""
 
     value: jax.Array
     weight: jax.Array
 
     def mean(self) -> Any:
-        """Return the quotient. Works for arrays of jax and of numpy alike."""
+        """Return the quotient. Works for jax and numpy arrays."""
         return self.value / (self.weight + (self.weight == 0))
 
 
 def binary_metrics(
     logits: jax.Array, labels: jax.Array, weights: jax.Array
 ) -> dict[str, Sum | Ranking | Share]:
-    """Measure guesses (logit > 0) of boolean labels; all of one shape.
+    """Measure predictions (logit > 0) of boolean labels; all arrays have one shape.
 
-    accuracy; precision and recall, 0 where nothing is guessed, or there to be found;
-    auc, which no threshold decides; positive, the share of positive labels.
+    Returns accuracy; precision, 0 if nothing is predicted positive; recall, 0 if no
+    label is positive; auc, which needs no threshold; positive, the share of positive
+    labels.
     """
     guessed, true = logits > 0, labels
     with jax.named_scope("auc"):

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The relations of tokens in one layer of a teacher: MiniLM.
+"""MiniLM: distill the self-attention relations of one layer of a teacher.
 
 Wang et al. 2020 (MiniLM, arXiv 2002.10957, section 3) and 2021 (MiniLMv2, arXiv
-2012.15828, section 3.1): queries, keys and values of a layer, cut anew into relation
-heads, give softmax(A A^T / sqrt(width)) of any widths of teacher and student; what the
-student's last layer has is to be what the teacher's layer has.
+2012.15828, section 3.1). The queries, keys and values of a layer are split into
+relation heads; the relation of vectors A is softmax(A A^T / sqrt(head width)), whose
+shape does not depend on the widths of teacher and student. The relations of the
+student's last layer learn to equal those of the teacher's layer.
 """
 
 import jax
@@ -23,8 +24,8 @@ from bertjax.objectives.task_head import real_tokens
 from bertjax.objectives.teacher import Teacher
 from bertjax.parallel.sharding import TEACHER
 
-HIDDEN = -1e9  # the score of a token of another sequence, and of padding
-# Relation -> of which vectors with which.
+HIDDEN = -1e9  # the score of padding and of tokens of other sequences
+# Relation -> the two kinds of vectors that are multiplied.
 RELATIONS = {
     "attention": ("query", "key"),
     "query": ("query", "query"),
@@ -44,12 +45,13 @@ def make_head(
 ) -> Head:
     """Make the head, which has no parameters.
 
-    layer: the teacher's, counted from 1; 0: its last one. heads: into which vectors are
-    cut; 0: as many as the teacher's attention has. queries, keys, values, attention:
-    weights of the terms query_relation_loss, ..., KL(teacher || student), the mean over
-    real tokens and heads; 0 leaves one out. MiniLM of 2020 is
-    attention=1,queries=0,keys=0; MiniLMv2 of a large teacher takes its layer 21 of 24,
-    and heads=48 or 64. Raises UserError for what none of that can be.
+    layer: the teacher's layer, from 1; 0: the last. heads: the number of relation
+    heads; 0: as many as the teacher's attention heads. queries, keys, values,
+    attention: the factors of query_relation_loss and so on, each KL(teacher || student)
+    averaged over real tokens and heads; 0 leaves a loss out. MiniLM (2020) is
+    attention=1,queries=0,keys=0; MiniLMv2 uses layer 21 of 24 of a large teacher, and
+    heads=48 or 64. Raises UserError for numbers below 0, no factor above 0, and a layer
+    that the teacher does not have.
     """
     weigh = {"query": queries, "key": keys, "value": values, "attention": attention}
     if min(weigh.values()) < 0 or not any(weigh.values()) or layer < 0 or heads < 0:
@@ -94,7 +96,8 @@ def make_head(
     def flops(cfg: EncoderConfig, length: int, predictions: int) -> float:
         if teacher is None:
             return 0.0
-        # Queries, keys and values once more, and the relations, 2 L D each.
+        # Queries, keys and values are computed a second time; each relation takes L D
+        # multiply-adds per token.
         own = 6.0 * (3 * cfg.hidden_size**2 + len(pairs) * length * cfg.hidden_size)
         d = teacher.cfg.hidden_size
         return own + teacher.flops(length) + 2.0 * (3 * d * d + len(pairs) * length * d)
@@ -116,10 +119,11 @@ def make_head(
 def vectors_of(
     params: Params, cfg: EncoderConfig, inner: tuple[jax.Array, ...], layer: int
 ) -> dict[str, jax.Array]:
-    """Return queries, keys and values of an encoder's layer.
+    """Return the queries, keys and values of an encoder's layer.
 
-    inner: its input, that of the first layer, and the result which unet_skips give it
-    (skips.py), read where the layer has them.
+    inner: the input of the layer, the input of the first layer, and the earlier result
+    that unet_skips add to this layer (skips.py); the last is read only if the layer has
+    such a skip.
     """
     groups, (x, first, result) = cfg.groups, inner
     own, begin = (
@@ -137,11 +141,12 @@ def vectors_of(
 def relation_divergence(
     student: list[jax.Array], teacher: list[jax.Array], heads: int, batch: Batch
 ) -> Sum:
-    """Sum KL(teacher || student) of the relations, over tokens, mean over heads.
+    """Sum KL(teacher || student) of the relations over tokens; average over heads.
 
-    student, teacher: two vectors of each token, [B, L, M] of any M that the heads
-    divide. A token sees the real ones of its own sequence. One head's [B, L, L] is in
-    memory at a time, and made again in the backward pass.
+    student, teacher: two vectors per token, [B, L, M] each; the models may have
+    different M, which `heads` must divide. A token attends to the real tokens of its
+    own sequence. Only one head's [B, L, L] is in memory at a time; the backward pass
+    recomputes it. Raises UserError if `heads` does not divide M.
     """
     for vectors in (student, teacher):
         if (width := vectors[0].shape[-1]) % heads:

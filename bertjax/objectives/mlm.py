@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masked language modelling at the predicted positions only (Devlin et al. 2019)."""
+"""Masked language modeling at the predicted positions only (Devlin et al. 2019)."""
 
 from bertjax.objectives.base import Head
 from bertjax.objectives.token_head import make_token_head
 
 
 def make_head(z_loss: float = 0.0) -> Head:
-    """Predict the tokens that the host masked.
+    """Make the head that predicts the tokens that the host masked.
 
     z_loss: see `make_token_head`.
     """

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which entity fills a block of masks: the mean likelihood of its pieces (MLMLM).
+"""MLMLM: predict the entity that fills a block of masks, by its pieces' likelihood.
 
-Clouatre et al. 2021 (arXiv 2009.07058), section 3. The masked LM learns the pieces of
-the right entity, slot by slot. An entity of k pieces is scored by those of the first k
-slots, all entities by one pass: the mean of ln p (`mean_logp`, the article's formula),
-the mean of p (`mean_p`, what its name says), or their sum (`sum_logp`), which longer
-names lose. Of `task.pads` rows the padding behind them counts like pieces.
+Clouatre et al. 2021 (arXiv 2009.07058), section 3. The masked LM learns to predict the
+pieces of the right entity, one per mask. An entity of k pieces is scored by its pieces
+at the first k masks; one forward pass scores all entities. The score is the mean of ln
+p (`mean_logp`, the paper's formula), the mean of p (`mean_p`, as the paper's name of
+the method says), or the sum of ln p (`sum_logp`), which favors short names. With
+`task.pads` the padding after an entity's pieces counts like pieces.
 """
 
 from functools import partial
@@ -31,10 +32,11 @@ SCORES = dict.fromkeys(("mean_logp", "mean_p", "sum_logp"))
 def candidate_sums(
     log_p: jax.Array, table: jax.Array, counts: jax.Array, first: Any, of_p: bool
 ) -> jax.Array:
-    """Add up ln p, or p, of the pieces of each candidate: f32 [B, N].
+    """Add up ln p, or p if `of_p`, of the pieces of each candidate: f32 [B, N].
 
     log_p f32 [B, w, V] of the slots from `first` on; table i32 [N, K], the pieces;
-    counts i32 [N], how many slots count. A slot at a time: nothing is [B, N, K].
+    counts i32 [N], the number of slots that count. It works slot by slot, so that no
+    array is [B, N, K].
     """
 
     def add(total: jax.Array, slot: jax.Array) -> tuple[jax.Array, None]:
@@ -48,7 +50,7 @@ def candidate_sums(
 
 
 def make_labels(masks: int) -> Labels:
-    """Make Head.labels of batches with so many masks a row."""
+    """Make Head.labels for batches with `masks` masks per row."""
 
     def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
         shape = rows, min(masks, length)
@@ -64,11 +66,12 @@ def make_labels(masks: int) -> Labels:
 def make_head(
     score: str = "mean_logp", top: int = 10, masks: int = 16, candidates: Any = None
 ) -> Head:
-    """Make the head, whose parameters are the masked LM's: `mlm_loss`, `mlm_accuracy`.
+    """Make the head: `mlm_loss`, `mlm_accuracy`; its parameters are the masked LM's.
 
-    score: see above. top: entities of an answer at most. masks: of batches that are
-    made up. candidates: the pieces of all entities (tasks/spelled_entities.py), None
-    where nothing is ranked. Raises UserError for an unknown score, and a top below 1.
+    score: see the module's docstring. top: the most entities in an answer. masks: per
+    row, in batches that are made up. candidates: the pieces of all entities
+    (tasks/spelled_entities.py); None if nothing is ranked. Raises UserError for an
+    unknown score and a top below 1.
     """
     registry.pick("objective: mlmlm's score", score, SCORES)
     check_top("mlmlm", top)
@@ -82,7 +85,7 @@ def make_head(
     def sums(
         params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Any
     ) -> dict[str, Sum]:
-        if "mlm_ids" not in batch:  # rows that are to be answered
+        if "mlm_ids" not in batch:  # rows to answer, without known answers
             return {}
         arrays = encoded.hidden, batch["mlm_ids"], slot_weights(batch)
         return score_in_chunks(params, cfg, arrays)

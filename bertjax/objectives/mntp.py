@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masked next-token prediction: a masked token is predicted from the place before it,
-so that a causal LM's head is the same (Charpentier and Samuel 2024, GPT-BERT)."""
+"""Masked next-token prediction (Charpentier and Samuel 2024, GPT-BERT).
+
+A masked token is predicted from the position before it, so that the same head serves as
+a causal LM's.
+"""
 
 from bertjax.objectives.base import Head
 from bertjax.objectives.token_head import make_token_head
 
 
 def make_head(z_loss: float = 0.0) -> Head:
-    """Predict masked tokens one place to the left, by the masked LM's head.
+    """Make the masked LM's head that predicts a masked token one position to its left.
 
     z_loss: see `make_token_head`.
     """

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A two-way head on the pooled vector: is a pair of segments in order (0) or not (1)?
 
-What "not" means is the host's affair (sequences/sentence_pairs.py): a random partner
-(next-sentence prediction) or the two halves swapped (sentence-order prediction).
+The host makes the pairs (sequences/sentence_pairs.py). A pair that is not in order has
+a random partner (next-sentence prediction) or swapped segments (sentence-order
+prediction).
 """
 
 import jax
@@ -14,9 +15,9 @@ from bertjax.objectives.metrics import loss_and_accuracy
 
 
 def pair_weights(name: str, batch: Batch) -> jax.Array:
-    """Return 1 for each pair, f32 like the labels: [B], or [B, S] in packed rows.
+    """Return 1 for each pair, f32 [B], or [B, S] in packed rows.
 
-    Rows that fill up a last batch of an evaluation, and unused slots, weigh 0.
+    Rows that pad the last batch of an evaluation, and unused slots, have weight 0.
     """
     labels = batch[f"{name}_labels"]
     weights = batch.get("cls_weights", jnp.ones(labels.shape, jnp.float32))
@@ -27,10 +28,10 @@ def pair_weights(name: str, batch: Batch) -> jax.Array:
 
 
 def make_pair_head(name: str) -> Head:
-    """Make the head of a pair rule.
+    """Make the head of a pair rule, "nsp" or "sop".
 
-    Its labels, `<name>_labels` i32 [B] or [B, S], are scored by the pooled vectors [B,
-    D] or [B, S, D].
+    It predicts `<name>_labels` i32 [B] or [B, S] from the pooled vectors [B, D] or
+    [B, S, D].
     """
 
     def sums(params, cfg, encoded, batch, rng):

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums over tokens whose gradient is made beside them, a piece at a time.
+"""Sum a loss over tokens piece by piece, and compute its gradient in the same pass.
 
-A loss over the vocabulary at every token would keep its logits for the backward pass,
-or make them twice. It is a sum, so that its gradient is known but for a factor when it
-is made: what is kept are gradients, as large as hidden states and parameters (Hsu et
-al. 2024, Liger, arXiv 2410.10989, section 3.2, has cross-entropy so).
+A loss over the vocabulary at every token would otherwise store its logits for the
+backward pass, or compute them twice. Because the loss is a sum, the forward pass can
+compute its gradient up to a factor. It stores these gradients, which are only as large
+as the hidden states and the parameters. (Hsu et al. 2024, Liger, arXiv 2410.10989,
+section 3.2, do so for cross-entropy.)
 """
 
 import functools
@@ -25,8 +26,8 @@ def add_pieces(
 ) -> jax.Array:
     """Add up score(params, constants, *piece) over pieces of arrays [B, L, ...].
 
-    A score is a sum over tokens, f32 [], and 0 of zeros, which fill the last piece. The
-    gradient is of params and of the first array alone.
+    score must return a sum over tokens, f32 [], and 0 for zeros, which pad the last
+    piece. Only params and the first array get a gradient.
     """
     wide = -(-arrays[0].shape[1] // pieces)
     parts = tuple(cut(x, pieces, wide) for x in arrays)

@@ -12,12 +12,13 @@ from bertjax.objectives.token_head import make_token_head
 def make_objective(
     cfg: EncoderConfig, blocks: float = 0.4, longest: int = 6, z_loss: float = 0.0
 ) -> tuple[Objective, EncoderConfig]:
-    """Predict masked tokens from the text, and again block after block, in one pass.
+    """Predict masked tokens in two ways in one pass: all at once, and block by block
+    (partially autoregressive).
 
-    The loss is their sum, without weights (equation 5): `mlm_loss` at the masks,
-    `par_loss` at the pseudo masks, by the same head. blocks: the share of blocks that
-    have 2 to `longest` tokens, equally often; others have 1. z_loss: see
-    `make_token_head`. Raises UserError for a decoder.
+    The loss is the unweighted sum (equation 5) of `mlm_loss` at the masks and
+    `par_loss` at the pseudo masks; both use the same head. blocks: the share of blocks
+    with 2 to `longest` tokens, each length equally likely; the other blocks have 1
+    token. z_loss: see `make_token_head`. Raises UserError for a decoder.
     """
     if cfg.is_decoder:
         raise UserError(

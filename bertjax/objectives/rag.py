@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts written out of passages that were found: retrieval-augmented generation.
+"""RAG: generate texts from retrieved passages (retrieval-augmented generation).
 
     RAG-Sequence  p(y | x) = sum over z of p(z | x) product over i of p(y_i | x, z, y<i)
     RAG-Token     p(y | x) = product over i of sum over z of p(z | x) p(y_i | x, z, y<i)
 
-(Lewis et al. 2020, section 2.1.) z are the k passages of a row, x is the question, and
-the loss is -ln p(y | x) a token. The generator is that of objective=seq2seq, a decoder
-or not, whose rows are the question with each passage; p(z | x) is a softmax of scores.
-They are those of a frozen retriever, whose passages the rows have, or (section 2.4) the
-generator's encoder finds passages in a table of their vectors (find_passages.py), so
-that what finds and what writes learn together.
+(Lewis et al. 2020, section 2.1.) x is the question, z are the k passages of a row, and
+the loss is -ln p(y | x) per token. The generator is that of objective=seq2seq, with or
+without a decoder; it reads the question with each passage as one row. p(z | x) is a
+softmax over scores. Either the rows contain the passages and scores of a frozen
+retriever, or the generator's encoder finds passages in a table of passage vectors
+(section 2.4; find_passages.py), so that retriever and generator are trained together.
 """
 
 import dataclasses
@@ -34,7 +34,8 @@ from bertjax.parallel.sharding import gather_params, gather_rows
 
 NAME = "rag"
 MARGINALS = "sequence", "token"
-ROW = ("passage_scores", "passage_weights", "lm_ids", "lm_weights")  # of questions
+# Arrays per question; the others are per question and passage.
+ROW = ("passage_scores", "passage_weights", "lm_ids", "lm_weights")
 FOUND = "passage_numbers", "passage_scores"
 
 
@@ -43,8 +44,8 @@ def sequence_log_probs(
 ) -> jax.Array:
     """Return RAG-Sequence's ln p(y | x), f32 [B].
 
-    likely: f32 [B, k, T], of `read_targets`; passages: ln p(z | x), f32 [B, k];
-    weights: 1 for the tokens of a target, f32 [B, T].
+    likely: the result of `read_targets`, f32 [B, k, T]; passages: ln p(z | x), f32
+    [B, k]; weights: 1 for the tokens of a target, f32 [B, T].
     """
     whole = jnp.sum(likely * weights[:, None], axis=2)
     return jax.nn.logsumexp(passages + whole, axis=1)
@@ -53,21 +54,27 @@ def sequence_log_probs(
 def token_log_probs(
     likely: jax.Array, passages: jax.Array, weights: jax.Array
 ) -> jax.Array:
-    """Return RAG-Token's ln p(y | x), f32 [B]; arguments: of `sequence_log_probs`."""
+    """Return RAG-Token's ln p(y | x), f32 [B]; arguments as in `sequence_log_probs`."""
     each = jax.nn.logsumexp(passages[..., None] + likely, axis=1)
     return jnp.sum(each * weights, axis=1)
 
 
 def marginal_log_probs(logits: jax.Array, passages: jax.Array) -> jax.Array:
-    """Return ln p of each next token, f32 [B, ..., V], of logits f32 [B, k, ..., V]."""
+    """Return ln p of each next token, f32 [B, ..., V].
+
+    logits f32 [B, k, ..., V]; passages: ln p(z | x), f32 [B, k].
+    """
     likely = jax.nn.log_softmax(logits, axis=-1)
     own = passages.reshape(*passages.shape, *(1,) * (logits.ndim - 2))
     return jax.nn.logsumexp(likely + own, axis=1)
 
 
 def by_passage(batch: Batch) -> dict[str, jax.Array]:
-    """Make rows of each question with each passage, [B, k, ...] -> [B k, ...], of what
-    the generator reads; of a passage that is not there the first token is seen."""
+    """Return the generator's input, one row per question and passage.
+
+    [B, k, ...] -> [B k, ...]. The first token of a missing passage's row stays visible,
+    because attention needs at least one visible key.
+    """
     rows = {
         name: values.reshape(-1, *values.shape[2:])
         for name, values in batch.items()
@@ -80,7 +87,7 @@ def by_passage(batch: Batch) -> dict[str, jax.Array]:
 def read_targets(
     params: Params, cfg: EncoderConfig, batch: Batch, rng: jax.Array | None
 ) -> jax.Array:
-    """Return ln p(y_i | x, z, y<i) of a batch: f32 [B, k, T]; params: gathered."""
+    """Return ln p(y_i | x, z, y<i), f32 [B, k, T]; params: gathered."""
     rows, (b, k) = by_passage(batch), batch["passage_scores"].shape
     if cfg.num_decoder_layers:
         memory = decoder.encode(params, cfg, rows, rng)
@@ -102,17 +109,18 @@ def make_objective(
     normalize: bool = True,
     candidates: Any = None,
 ) -> tuple[Objective, EncoderConfig]:
-    """Predict targets out of passages: `rag_loss`, of a token.
+    """Predict targets from passages: `rag_loss`, per token.
 
-    A batch has of each question with each passage what objective=seq2seq has of a row,
+    A batch has the arrays of objective=seq2seq for each question with each passage,
     [B, k, ...]; passage_scores, passage_weights f32 [B, k]; lm_ids i32, lm_weights f32
-    [B, T]. target_length, passages: of batches that are made up. marginal: of
-    MARGINALS; scores are divided by the temperature.
+    [B, T]. target_length, passages: for batches that are made up. marginal: one of
+    MARGINALS. Scores are divided by the temperature.
 
-    candidates: of passages that are found in tables their number, numbers of a vector
-    and tokens (tasks/types/rag.py), or None. A batch has what `find_passages.find`
-    takes then, whose k is `passages`; cls, normalize: how vectors are made. Raises
-    UserError, also for an encoder whose tokens do not see those after them.
+    candidates: None, or, if passages are found in tables, their number, the width of
+    their vectors and their most tokens (tasks/types/rag.py). A batch then has the
+    arrays that `find_passages.find` reads, and `passages` is k; cls, normalize: how
+    vectors are made. Raises UserError for an unknown marginal, and for candidates with
+    a causal encoder.
     """
     if marginal not in MARGINALS:
         raise UserError(f"task.marginal={marginal} must be {' or '.join(MARGINALS)}")
@@ -129,7 +137,7 @@ def make_objective(
     join = token_log_probs if marginal == "token" else sequence_log_probs
 
     def find(params: Params, batch: Batch, rng: Any = None) -> Batch:
-        """Return rows with passages; params: gathered."""
+        """Return the batch with passages; params: gathered."""
         if finder is None:
             return batch
         return find_passages.find(params, cfg, batch, finder, rng)
@@ -148,7 +156,7 @@ def make_objective(
         params = gather_params(params, cfg.dtype, whole.shardings)
         batch = find(params, batch)
         own = {k: batch[k] for k in FOUND if k in batch and finder}
-        if "lm_ids" not in batch:  # rows that are to be answered
+        if "lm_ids" not in batch:  # rows to answer, without targets
             return {}, gather_rows(own)
         each = -log_probs(params, batch, None)
         found = Sum(jnp.sum(each), jnp.sum(own_weights(batch)))
@@ -169,7 +177,7 @@ def make_objective(
 
 
 def make_labels(cfg: EncoderConfig, target_length: int, passages: int) -> Labels:
-    """Make Head.labels of batches of so many passages a row."""
+    """Make Head.labels for batches with `passages` passages per row."""
     of_rows = seq2seq.make_labels(cfg, target_length)
 
     def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:

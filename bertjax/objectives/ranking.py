@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the heads of retrieval share: a query's passage among all of the global batch.
+"""The losses of the retrieval heads, with in-batch negatives from the global batch.
 
-A row is a packed one (tasks/types/retrieve.py): its first text is a query, the second a
-passage that answers it, the others are given negatives. How texts become vectors, and
-how these are compared, is each head's own (retrieve, splade, colbert).
+Rows are packed (tasks/types/retrieve.py): the first text is a query, the second a
+passage that answers it, and the others are hard negatives. The heads (retrieve, splade,
+colbert) differ in how they make vectors of texts and compare them.
 
--log softmax of a query's passage among all passages of the global batch, those given
-as negatives and those of other queries (Karpukhin et al. 2020, DPR, equation 2; with
-normalised vectors and a temperature: Gao et al. 2021, SimCSE, equation 1). A passage
-that answers a query is never its negative, whoever's row it stands in.
+The loss is -log softmax of a query's passage among all passages of the global batch:
+its hard negatives, and the passages and hard negatives of other queries (Karpukhin et
+al. 2020, DPR, equation 2; with normalized vectors and a temperature: Gao et al. 2021,
+SimCSE, equation 1). A passage that answers a query is never its negative, whichever row
+it is in.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,17 +24,18 @@ from bertjax.objectives.metrics import accuracy
 from bertjax.objectives.task_head import row_weights
 from bertjax.parallel.sharding import gather_rows
 
-HIDDEN = -1e9  # the score of a passage that is no negative
-PRECISE = jax.lax.Precision.HIGHEST  # a TPU would round vectors to 8 bits
+HIDDEN = -1e9  # the score of a passage that does not count
+# By default a TPU would round vectors to bfloat16, which has 8 significant bits.
+PRECISE = jax.lax.Precision.HIGHEST
 
 
 def hide_others(scores: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Hide what is no negative in scores of queries by passages, f32 [B, B (S - 1)].
+    """Set the scores of passages that are not negatives to HIDDEN.
 
-    passage_numbers i32 [B, S - 1]: equal for equal passages, -1 for none;
-    relevant_numbers i32 [B, R]: those that answer the query, then -1. Also returns
-    which column is a row's own passage, slot 1, i32 [B]; what is neither that nor a
-    negative has the score HIDDEN.
+    scores: of queries and passages, f32 [B, B (S - 1)]. The batch has passage_numbers
+    i32 [B, S - 1], equal for equal passages, -1 for none; relevant_numbers i32 [B, R],
+    the passages that answer the query, padded with -1. Returns the scores, and i32 [B]:
+    the column of each row's own passage (slot 1), which is not hidden.
     """
     rows, each = batch["passage_numbers"].shape
     numbers = gather_rows(batch["passage_numbers"].reshape(rows * each))
@@ -44,20 +46,20 @@ def hide_others(scores: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
 
 
 def contrast(scores: jax.Array, batch: Batch) -> tuple[Sum, Sum]:
-    """Return loss and accuracy of each row's own passage among all: f32 [B, B (S - 1)].
+    """Return the contrastive loss and the accuracy of each row's own passage.
 
-    The loss is sentence-transformers' MultipleNegativesRankingLoss, but for what
-    `hide_others` hides.
+    scores: f32 [B, B (S - 1)]. The loss is sentence-transformers'
+    MultipleNegativesRankingLoss, except for the passages that `hide_others` hides.
     """
     args = *hide_others(scores, batch), row_weights(batch)
     return cross_entropy(*args), accuracy(*args)
 
 
 def margin_weights(batch: Batch) -> jax.Array:
-    """Return 1 for each given negative whose margin a teacher knows: f32 [B, S - 2].
+    """Return 1 for each hard negative with a margin from a teacher: f32 [B, S - 2].
 
-    teacher_weights f32 [B, S - 1]: 1 where teacher_scores f32 [B, S - 1] has a score.
-    Raises UserError where the rows have none.
+    The batch has teacher_weights f32 [B, S - 1], 1 where teacher_scores f32 [B, S - 1]
+    has a score. Raises UserError if it has none.
     """
     if "teacher_weights" not in batch or batch["teacher_weights"].shape[1] < 2:
         raise UserError(
@@ -70,9 +72,10 @@ def margin_weights(batch: Batch) -> jax.Array:
 
 
 def margin_error(scores: jax.Array, batch: Batch) -> Sum:
-    """Square how far margins of own passages over given negatives are from a teacher's.
+    """Sum the squared differences between the student's and the teacher's margins.
 
-    scores: f32 [B, B (S - 1)]. (Hofstaetter et al. 2020, arXiv 2010.02666, equation 3.)
+    A margin is the score of a row's own passage minus that of a hard negative. scores:
+    f32 [B, B (S - 1)]. (Hofstaetter et al. 2020, arXiv 2010.02666, equation 3.)
     """
     rows, each = batch["passage_numbers"].shape
     columns = jnp.arange(rows)[:, None] * each + jnp.arange(each)
@@ -84,11 +87,11 @@ def margin_error(scores: jax.Array, batch: Batch) -> Sum:
 
 
 class Ranking:
-    """The losses of one head's scores: their names, weights, coefficients.
+    """The losses of one head: their names, weights, coefficients and sums.
 
-    names: what begins the names of the losses, one for each set of scores.
-    margin_weight: the share of margin_error in the loss, `contrast` has the rest.
-    Raises UserError for one that is no share.
+    names: a prefix of the losses' names for each set of scores. margin_weight: the
+    factor of margin_error; the factor of `contrast` is 1 - margin_weight. Raises
+    UserError if margin_weight is not in [0, 1].
     """
 
     def __init__(self, names: Iterable[str], margin_weight: float) -> None:
@@ -98,14 +101,14 @@ class Ranking:
 
     @property
     def coefficients(self) -> dict[str, float]:
-        """{term: its factor}; {} without margins."""
+        """The factor of each term; {} without margins."""
         if not self.share:
             return {}
         parts = {"loss": 1 - self.share, "margin_loss": self.share}
         return {f"{x}_{part}": f for x in self.names for part, f in parts.items()}
 
     def weights(self, batch: Batch) -> dict[str, jax.Array]:
-        """{term: global weight}; {} for rows that are only searched."""
+        """Return {term: global weight}; {} for rows only encoded for search."""
         if not has_losses(batch):
             return {}
         rows = jnp.sum(row_weights(batch))
@@ -116,7 +119,7 @@ class Ranking:
         return out
 
     def sums(self, scores: Mapping[str, jax.Array], batch: Batch) -> dict[str, Sum]:
-        """Return losses and accuracies. scores: of each of the names."""
+        """Return losses and accuracies; scores: {name: f32 [B, B (S - 1)]}."""
         out = {}
         for name, each in scores.items():
             out[f"{name}_loss"], out[f"{name}_accuracy"] = contrast(each, batch)
@@ -125,8 +128,10 @@ class Ranking:
         return out
 
     def labels(self, rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """Name what a batch holds beside tokens: a query, a passage, and where there
-        are margins a negative."""
+        """Describe the arrays of a batch, beside tokens.
+
+        Rows have a query and a passage; with margins also a negative.
+        """
         texts = 3 if self.share else 2
         sizes = {"segment_ids": length, "position_ids": length, "cls_positions": texts}
         sizes |= {"passage_numbers": texts - 1, "relevant_numbers": 1}
@@ -137,5 +142,5 @@ class Ranking:
 
 
 def has_losses(batch: Batch) -> bool:
-    """False for rows that are only searched."""
+    """Return whether the rows are for training; False if only encoded for search."""
     return "relevant_numbers" in batch

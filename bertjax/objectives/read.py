@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of questions by spans of passages that were found: open-domain reading.
+"""Open-domain reading: answer questions by spans of retrieved passages.
 
-    p(answer | x) = sum over passages z of p(z | x), times the sum over the spans s of z
-    that are an answer of p(s | x, z)
+    p(answer | x) = sum over passages z of p(z | x) sum over spans s of p(s | x, z),
 
-(Guu et al. 2020, REALM, equations 1 and 2; Lee et al. 2019, ORQA, section 3.) The loss
-is its -ln, so that what finds passages and what reads them learn together. p(s | x, z)
-is that of a start times that of an end (objective=span), each a softmax over the tokens
-of one passage; p(z | x) is a softmax over the passages of the row.
+where s runs over the spans of z that are an answer (Guu et al. 2020, REALM, equations 1
+and 2; Lee et al. 2019, ORQA, section 3). The loss is -ln p(answer | x), so that
+retriever and reader are trained together. p(s | x, z) is the probability of the start
+times that of the end (objective=span), each a softmax over the tokens of one passage;
+p(z | x) is a softmax over the passages of the row.
 
-A row has 1 + k sequences of L tokens: the question alone, and with each passage. The
-score of a passage is either given (passage_scores), and the retriever frozen, or with
-`trained` the inner product of the question's vector, which the same encoder makes, with
-passage_vectors of an index, which is not trained: Lewis et al. 2020, RAG, section 2.4.
+A row has 1 + k sequences of L tokens: the question alone, and the question with each
+passage. Either the rows give the scores of the passages (passage_scores) and the
+retriever is frozen; or, with `trained`, the score is the inner product of the
+question's vector, made by the same encoder, with the passage's vector from an index
+that is not trained (passage_vectors; Lewis et al. 2020, RAG, section 2.4).
 """
 
 import functools
@@ -29,7 +30,7 @@ from bertjax.objectives.ranking import PRECISE
 from bertjax.objectives.task_head import row_weights
 
 NAME = "read"
-HIDDEN = -1e9  # the logit of a token, or the score of a passage, that is not there
+HIDDEN = -1e9  # the logit of a token outside passages, the score of a missing passage
 
 
 def question_vectors(
@@ -43,20 +44,20 @@ def question_vectors(
 
 
 def passage_log_probs(scores: jax.Array, batch: Batch, temperature: float) -> jax.Array:
-    """Return ln p(z | x), f32 [B, k], of scores f32 [B, k].
+    """Return ln p(z | x), f32 [B, k], from scores f32 [B, k].
 
-    passage_weights f32 [B, k]: 0 where a row has less passages, which have no
-    probability.
+    The batch has passage_weights f32 [B, k], 0 for missing passages, which get
+    probability 0.
     """
     scores = jnp.where(batch["passage_weights"] > 0, scores / temperature, HIDDEN)
     return jax.nn.log_softmax(scores, axis=-1)
 
 
 def place_log_probs(logits: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Return ln p of each token as a start, and as an end: f32 [B, k, L] each.
+    """Return ln p of each token as the start and as the end: f32 [B, k, L] each.
 
-    logits: f32 [B, k, L, 2]. Tokens from passage_begins up to passage_ends, i32 [B, k],
-    are a passage's.
+    logits: f32 [B, k, L, 2]. A passage's tokens are those in [passage_begins,
+    passage_ends), i32 [B, k].
     """
     begins, ends = (batch[f"passage_{x}"][..., None] for x in ("begins", "ends"))
     place = jnp.arange(logits.shape[2])
@@ -71,9 +72,9 @@ def answer_log_probs(
 ) -> tuple[jax.Array, jax.Array]:
     """Return ln p(answer | x), f32 [B], and 1 for rows that have an answer, f32 [B].
 
-    passages f32 [B, k]; starts, ends f32 [B, k, L]: ln p of each. span_starts,
-    span_ends i32 [B, k, S]: first and last token of spans that are an answer, -1 for
-    none.
+    passages f32 [B, k], starts and ends f32 [B, k, L] are log probabilities. The batch
+    has span_starts, span_ends i32 [B, k, S]: the first and last tokens of the spans
+    that are an answer, -1 for none.
     """
     first, last = batch["span_starts"], batch["span_ends"]
     is_span = first >= 0
@@ -86,7 +87,7 @@ def answer_log_probs(
 
 
 def labels(choices: int, rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Name what a batch of so many sequences a row holds, without an index."""
+    """Describe the arrays of a batch without an index; choices: sequences per row."""
     k = choices - 1
     each: dict[str, Any] = dict.fromkeys(SEQUENCES, ((choices, length), jnp.int32))
     each |= dict.fromkeys(("passage_begins", "passage_ends"), ((k,), jnp.int32))
@@ -102,11 +103,11 @@ def make_head(
     cls: bool = False,
     normalize: bool = True,
 ) -> Head:
-    """Make the head: a start and an end of each token, as objective=span has them.
+    """Make the head: start and end logits of each token, as in objective=span.
 
-    choices: sequences of a row, where batches are made up. trained: whether passages
-    are scored by the question's vector, of `cls` and `normalize` as objective=retrieve
-    has it. Scores are divided by the temperature.
+    choices: sequences per row, in batches that are made up. trained: whether passages
+    are scored by the question's vector, which is made with `cls` and `normalize` as in
+    objective=retrieve. Scores are divided by the temperature.
     """
 
     def log_probs(params, cfg, encoded, batch):
@@ -134,7 +135,7 @@ def make_head(
         likely, has_answer = answer_log_probs(*each, batch)
         own = row_weights(batch) * has_answer
         loss = Sum(-jnp.sum(own * likely), jnp.sum(own))
-        # How much of p(z | x) is of passages that hold an answer.
+        # The probability p(z | x) of passages that contain an answer.
         holds = jnp.any(batch["span_starts"] >= 0, axis=2)
         found = jnp.sum(jnp.exp(each[0]) * holds, axis=1)
         return {

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masked words given regions, masked regions given words, and pairs of both, by one
-encoder (Chen et al. 2020, UNITER, arXiv 1909.11740, section 3).
+"""UNITER: predict masked words, masked image regions, and whether text and image match.
 
-The encoder reads the words of a text, of token type 0, and behind them the regions of
-an image, of type 1. A region's embedding is the sum of a projection of its feature and
-one of its box, each normalised (UNITER, section 3.1). Regions have no order: all have
-the position of the first word. Whether text and image are a pair is read at that word.
+Chen et al. 2020, arXiv 1909.11740, section 3. One encoder reads the words of a text,
+with token type 0, and after them the regions of an image, with type 1. A region's
+embedding is the sum of a projection of its feature and a projection of its box, each
+normalized (section 3.1). Regions have no order: all have position 0, that of the first
+word. Whether text and image match is predicted at the first word.
 """
 
 import functools
@@ -34,8 +34,8 @@ from bertjax.objectives.metrics import accuracy, loss_and_accuracy, nats_and_rig
 from bertjax.objectives.token_head import PARAMS, score_tokens, sum_in_chunks
 from bertjax.parallel.sharding import constrain, gather_params, gather_rows
 
-BOX = 4  # x1, y1, x2, y2 as shares of the image
-# What rows are about -> what the names of its terms begin with.
+BOX = 4  # x1, y1, x2, y2 as shares of the image's width and height
+# The kind of prediction -> the prefix of its terms' names.
 TERMS = {"words": "mlm", "regions": "region", "pairs": "alignment"}
 SHARDINGS = (
     ("regions/(features|boxes)/kernel", "table embed"),
@@ -55,12 +55,13 @@ def make_objective(
     classes: int = 0,
     kinds: str = "words/regions/pairs",
 ) -> tuple[Objective, EncoderConfig]:
-    """Make the objective of rows of R regions, whose features are of width F.
+    """Build the objective for rows with R regions and features of width F.
 
-    regions, features: R and F; masked: K, the most that are predicted; classes: C of a
-    region, 0 for none; kinds: what rows are about, whose losses alone there are. A
-    task's options come from task.* of a config. Raises UserError for a decoder, and
-    where words and regions would have one token type.
+    regions, features: R and F; masked: K, the most regions that are predicted per row;
+    classes: C, the number of classes of a region, 0 for none; kinds: keys of TERMS,
+    joined by "/"; only their losses are used. A task sets the options from task.* of
+    its config. Raises UserError for a decoder, and for type_vocab_size=1, with which
+    words and regions would have the same token type.
     """
     if cfg.is_decoder or cfg.num_decoder_layers:
         raise UserError(
@@ -125,8 +126,10 @@ def init(cfg: EncoderConfig, features: int, classes: int, rng: jax.Array) -> Par
 def weights(
     classes: int, wanted: tuple[str, ...], batch: Batch
 ) -> dict[str, jax.Array]:
-    """Return how many words, regions and pairs count, f32 [] each; wanted: what the
-    names of the losses begin with."""
+    """Return the weights of the losses, f32 []: masked words, masked regions, pairs.
+
+    wanted: the prefixes of the losses' names that are used.
+    """
     masked = jnp.sum(batch["region_weights"])
     every = {
         "mlm_loss": jnp.sum(batch["mlm_weights"]),
@@ -140,7 +143,7 @@ def weights(
 def labels(
     regions: int, masked: int, features: int, classes: int, rows: int, length: int
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Name what a batch of R regions a row holds beside text, some of it masked."""
+    """Describe the arrays of a batch, beside those of the masked text."""
     each = {
         "region_features": ((regions, features), jnp.float32),
         "region_boxes": ((regions, BOX), jnp.float32),
@@ -157,7 +160,8 @@ def labels(
 
 
 def flops(cfg: EncoderConfig, specs: Specs) -> float:
-    """Count both sides in the encoder, and the heads, by slots of the text."""
+    """Count the FLOPs of the encoder on words and regions and of the heads, per slot of
+    the text."""
     length, regions = (
         specs[name].shape[0] for name in ("input_ids", "region_features")
     )
@@ -170,7 +174,7 @@ def flops(cfg: EncoderConfig, specs: Specs) -> float:
 
 
 def embed_regions(params: Params, cfg: EncoderConfig, batch: Batch) -> jax.Array:
-    """Embed regions: f32 [B, R, E] of region_features and region_boxes."""
+    """Embed region_features and region_boxes: f32 [B, R, E]."""
     with jax.named_scope("regions"):
         parts = []
         for name, array in (("features", "region_features"), ("boxes", "region_boxes")):
@@ -183,8 +187,10 @@ def embed_regions(params: Params, cfg: EncoderConfig, batch: Batch) -> jax.Array
 def encode(
     params: Params, cfg: EncoderConfig, batch: Batch, rng: jax.Array | None, at: Any
 ) -> jax.Array:
-    """Encode words and regions, and return hidden [B, P, D] at positions `at` i32 [B,
-    P], among L words and R regions behind them."""
+    """Encode L words and R regions after them; return hidden [B, P, D] at `at`.
+
+    at: i32 [B, P], positions in [0, L + R).
+    """
     ids, real = batch["input_ids"], batch["region_mask"]
     words = lookup(params["encoder"]["embeddings"]["word"], ids)
     regions = embed_regions(params["regions"], cfg, batch)
@@ -203,11 +209,12 @@ def encode(
 def score(
     cfg: EncoderConfig, params: Params, batch: Batch, rng: jax.Array | None
 ) -> tuple[dict[str, Term], dict[str, jax.Array]]:
-    """Encode a batch and score what is masked in it, and its pairs.
+    """Encode a batch, and compute the losses of masked words, regions and pairs.
 
-    Returns the terms, and `alignment_logits` f32 [B, 2] with, of each of the P words
-    that may be masked, word_ids, word_weights, word_nats and word_right [B, P]. A batch
-    of rows that are only answered has nothing masked, and no terms.
+    Returns (terms, outputs). The outputs are `alignment_logits` f32 [B, 2] and, for the
+    P slots of masked words, word_ids, word_weights, word_nats and word_right [B, P]. A
+    batch of rows to answer has nothing masked: it has no terms, and only
+    alignment_logits.
     """
     params = gather_params(params, cfg.dtype, SHARDINGS)
     length = batch["input_ids"].shape[1]
@@ -233,7 +240,7 @@ def score(
 def score_words(
     params: Params, cfg: EncoderConfig, hidden: jax.Array, batch: Batch
 ) -> tuple[dict[str, Term], dict[str, jax.Array]]:
-    """Score masked words; hidden [B, P, D]. Returns terms, and what is of each word."""
+    """Compute the terms of masked words and the outputs per word; hidden [B, P, D]."""
 
     def one(first: Any, hidden: Any, ids: Any, weights: Any) -> tuple[Any, Any]:
         terms, logits = score_tokens(params, cfg, hidden, ids, weights)
@@ -248,11 +255,11 @@ def score_words(
 def score_regions(
     params: Params, cfg: EncoderConfig, hidden: jax.Array, batch: Batch
 ) -> dict[str, Term]:
-    """Score masked regions; hidden [B, K, D].
+    """Compute the terms of masked regions; hidden [B, K, D].
 
-    Features are regressed by the mean square over F, classes predicted by the cross
-    entropy with their number, or the KL divergence from their probabilities (UNITER,
-    section 3.3).
+    Features are regressed by the squared error, averaged over F. The loss of classes is
+    the cross-entropy if region_classes holds numbers, or KL(truth || prediction) if it
+    holds probabilities (UNITER, section 3.3).
     """
     with jax.named_scope("regions_head"):
         x = activate(linear(params["transform"], hidden), cfg.hidden_act)

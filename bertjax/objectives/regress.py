@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A score of a row by its pooled vector: squared error (google-research/bert)."""
+"""Regress a row's score from its pooled vector (google-research/bert)."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from bertjax.objectives.task_head import arrays, make_task_head, row_weights
 
 
 def loss(logits: jax.Array, batch: Batch) -> Sum:
-    """Score the labels f32 [B] by logits [B, 1]."""
+    """Return the squared error of logits [B, 1] from the labels, f32 [B]."""
     scores = logits[:, 0]
     rows = row_weights(batch)
     error = jnp.square(scores - batch["labels"])
@@ -17,7 +17,7 @@ def loss(logits: jax.Array, batch: Batch) -> Sum:
 
 
 def outputs(logits: jax.Array, batch: Batch) -> dict[str, jax.Array]:
-    """Return the `scores` f32 [B]."""
+    """Return the `scores`, f32 [B]."""
     return {"scores": logits[:, 0]}
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vectors of queries and passages by one encoder: the right passage is the nearest.
+"""Dense retrieval: one encoder makes the vectors of queries and passages.
 
-The losses are those of ranking.py, of inner products. With widths they are also those
-of the first numbers of each vector (Kusupati et al. 2022, Matryoshka, arXiv 2205.13147,
-equation 1), which are then vectors of their own.
+Scores are inner products; the losses are those of ranking.py. With `widths` there are
+also losses of the vectors' first numbers, so that shortened vectors can be used alone
+(Kusupati et al. 2022, Matryoshka, arXiv 2205.13147, equation 1).
 """
 
 import jax
@@ -28,35 +28,37 @@ NAME = "retrieve"
 def vectors(encoded: Encoded, batch: Batch, cls: bool, normalize: bool) -> jax.Array:
     """Return the vector of each text of packed rows: f32 [B, S, D].
 
-    The mean over its tokens, special ones included, or the first token's.
+    It is the mean over the text's tokens, special tokens included; with cls it is the
+    first token's.
     """
     return text_vectors(encoded.hidden, batch, "cls" if cls else "mean", normalize)
 
 
 def product_scores(texts: jax.Array, temperature: float) -> jax.Array:
-    """Score each row's query, slot 0, by all passages: f32 [B, B (S - 1)].
+    """Return the scores of each row's query, slot 0, and all passages: f32
+    [B, B (S - 1)].
 
     texts: their vectors, f32 [B, S, D].
     """
-    # Every device sees the passages of all.
+    # Every device needs the passages of all devices.
     passages = gather_rows(texts[:, 1:].reshape(-1, texts.shape[-1]))
     with jax.named_scope("scores"):
         return jnp.matmul(texts[:, 0], passages.T, precision=PRECISE) / temperature
 
 
 def read_widths(widths: str | int) -> list[int]:
-    """Read the option: "32/64", or one number; "" for none."""
+    """Parse the option: "32/64", or one number; "" for none."""
     return [int(width) for width in str(widths).split("/") if width]
 
 
 def check_widths(widths: list[int], size: int) -> None:
-    """Refuse widths that vectors of that size do not have. UserError."""
+    """Raise UserError for widths outside 1 to `size`, the width of the vectors."""
     if wide := [width for width in widths if not 0 < width <= size]:
         raise UserError(f"task.widths: {wide[0]} is no width of vectors of {size}")
 
 
 def shorten(texts: jax.Array, width: int, normalize: bool) -> jax.Array:
-    """Take the first numbers of vectors, again of length 1 where they were so."""
+    """Return the first `width` numbers of vectors, normalized again if `normalize`."""
     part = texts[..., :width]
     return normalize_vectors(part) if normalize else part
 
@@ -72,13 +74,14 @@ def make_head(
     teacher_temperature: float = 2.0,
     teacher: Teacher | None = None,
 ) -> Head:
-    """Make a head without parameters; its outputs are the `vectors` f32 [B, S, D].
+    """Make a head without parameters; its outputs are the `vectors`, f32 [B, S, D].
 
-    A task's options come from task.* of a config; widths: as `read_widths` has them,
-    each with a loss of its own, retrieve_WIDTH_loss, of the weight of the whole's. With
-    a teacher, whose vectors may have another width, its distribution over the passages
-    weighs teacher_weight (Soft). Rows that are only searched have no relevant_numbers,
-    and no loss. Raises UserError for margins beside a teacher.
+    A task sets the options from task.* of its config. widths: see `read_widths`; each
+    has its own loss, retrieve_WIDTH_loss, with the same factor as retrieve_loss. A
+    teacher's vectors may have another width; the KL divergence from its distribution
+    over the passages has the factor teacher_weight (Soft). Rows that are only encoded
+    for search have no relevant_numbers and no loss. Raises UserError for a
+    margin_weight together with a teacher.
     """
     parts = read_widths(widths)
     losses = Ranking([NAME, *(f"{NAME}_{w}" for w in parts)], margin_weight)
@@ -126,7 +129,7 @@ def make_head(
         sums,
         reads=EVERYWHERE,
         task_type=NAME,
-        whole_batch=0,  # an evaluation has no loss: vectors are made row by row
+        whole_batch=0,  # evaluations have no loss, only the vectors of each row
         outputs=lambda params, cfg, texts, batch: {"vectors": texts},
         labels=losses.labels,
         coefficients=losses.coefficients | soft.coefficients(NAME),

@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RetroMAE: an encoder whose first vector a weak decoder can write the text from.
+"""RetroMAE: train an encoder so that a weak decoder can write the text from its vector.
 
 Xiao et al. 2022 (arXiv 2205.12035), section 3, and staoxiao/RetroMAE,
-src/pretrain/modeling.py. The encoder reads the row masked at data.mask_rate and learns
-its masked LM. The decoder, one layer of the encoder's shape that nothing else reads,
-predicts every token by enhanced decoding (section 3.3): its queries are the vector of
-the first token h, and the position,
+src/pretrain/modeling.py. The encoder reads the row masked at data.mask_rate and is
+trained as a masked LM. The decoder is a single layer of the encoder's shape, used only
+in pretraining. It predicts every token by enhanced decoding (section 3.3): with h the
+vector of the first token, e the embeddings and p the positions, the queries are H1 and
+the keys and values are H2,
 
-    H1 = [h + p_0, ..., h + p_N],    H2 = [h, e_1 + p_1, ..., e_N + p_N],
+    H1 = [h + p_0, ..., h + p_N],    H2 = [h, e_1 + p_1, ..., e_N + p_N].
 
-and the query at i reads, of H2, the first place and a subset of the text that is drawn
-for i alone, never i itself. The head over the vocabulary is the masked LM's, and the
-embeddings are the encoder's.
+Query i attends to the first position of H2 and to a subset of the others that is drawn
+for i separately, and never contains i. The head over the vocabulary is the masked LM's;
+the embeddings are the encoder's.
 
-The subset is of whole words, each of which is hidden with the probability decoder_rate
-by itself; special tokens are seen, as there. (Theirs hides a fixed number of tokens,
-by a mask that each row takes of a pool of up to 256.)
+The subset consists of whole words: each word is hidden independently with probability
+decoder_rate. Special tokens are always visible, as in the authors' code. (Their code
+hides a fixed number of tokens, with one of up to 256 masks per row.)
 """
 
 import dataclasses
@@ -57,7 +58,7 @@ from bertjax.objectives.token_head import PARAMS, score_in_chunks
 from bertjax.parallel.sharding import PARAM_AXES, constrain, gather_params
 
 NAME = "retromae"
-OWN_KEYS = 2**31 - 1  # folded into a key, so that it draws other masks than the encoder
+OWN_KEYS = 2**31 - 1  # folded into the decoder's key: other dropout than the encoder's
 SHARDINGS = (
     *(
         (NAME + path[path.index("/layers/") :], axes)
@@ -73,9 +74,10 @@ def make_objective(
 ) -> tuple[Objective, EncoderConfig]:
     """Add the decoder's loss, `retromae_loss`, to the masked LM's.
 
-    decoder_rate: the share of words hidden from a query of the decoder (published: 0.5
-    to 0.7). decoder_weight: of its loss. Raises UserError for a rate or weight that is
-    none, and for an encoder without a table of positions or with causal attention.
+    decoder_rate: the probability that a word is hidden from a query of the decoder
+    (published: 0.5 to 0.7). decoder_weight: the factor of the decoder's loss. Raises
+    UserError for a rate outside (0, 1], a factor that is not positive, and an encoder
+    without a table of positions or with causal attention.
     """
     if not 0 < decoder_rate <= 1 or decoder_weight <= 0:
         raise UserError(
@@ -107,7 +109,7 @@ def make_objective(
 
 
 def decoder_config(cfg: EncoderConfig) -> EncoderConfig:
-    """Return the decoder's layer, as the config of an encoder of one."""
+    """Return the config of the decoder, as an encoder with one layer."""
     return dataclasses.replace(
         cfg,
         num_hidden_layers=1,
@@ -136,7 +138,7 @@ def init(cfg: EncoderConfig, own: EncoderConfig, rng: jax.Array) -> Params:
 
 
 def weights(batch: Batch) -> dict[str, jax.Array]:
-    """Return the numbers of masked and of all tokens of text, f32 []."""
+    """Return the weights of the losses, f32 []: masked tokens, all tokens of text."""
     names = "mlm", NAME
     return {f"{name}_loss": jnp.sum(batch[f"{name}_weights"]) for name in names}
 
@@ -149,7 +151,7 @@ def sums(
     batch: Batch,
     rng: jax.Array | None,
 ) -> dict[str, Term]:
-    """Predict what is masked by the encoder, and every token by the decoder."""
+    """Predict the masked tokens with the encoder, and every token with the decoder."""
     params = gather_params(params, cfg.dtype, SHARDINGS)
     hidden, vectors = encode(params, cfg, batch, rng)
     with jax.named_scope("decoder"):
@@ -165,8 +167,11 @@ def sums(
 def encode(
     params: Params, cfg: EncoderConfig, batch: Batch, rng: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the hidden states [B, P, D] of what is masked, and the vector of each
-    token's sequence, that of its first token: [B, 1, D], in packed rows [B, L, D]."""
+    """Return the hidden states of the masked tokens, [B, P, D], and sequence vectors.
+
+    A sequence's vector is the hidden state of its first token: [B, 1, D], or, in packed
+    rows, [B, L, D] with the vector of each token's sequence.
+    """
     at, batch = batch["mlm_positions"], dict(batch)
     if "segment_ids" in batch:
         hidden = encoder.apply(params["encoder"], cfg, batch, rng).hidden
@@ -178,12 +183,13 @@ def encode(
 
 
 def draw_visible(keys: jax.Array, words: jax.Array, rate: float) -> jax.Array:
-    """Draw the tokens that the query of each token sees: boolean [B, L, L].
+    """Draw the tokens that each token's query may see: bool [B, L, L].
 
-    keys: i32 [B, 2], a row's; words: i32 [B, L], the number of each token's word, 0 of
-    special tokens, which all queries see. Tokens of a word are seen or hidden together,
-    but that no token of text sees itself. It says nothing of padding and of other
-    sequences. By hashes of key, query and word, the same on any mesh.
+    keys: i32 [B, 2], a random key per row; words: i32 [B, L], the number of each
+    token's word, 0 for special tokens, which all queries see. The tokens of a word are
+    visible or hidden together, except that no token of text sees itself. Padding and
+    other sequences are not masked here. The draw hashes key, query and word, so it is
+    the same on any mesh.
     """
     keys = keys.astype(jnp.uint32)[:, :, None, None]
     query = jnp.arange(words.shape[1], dtype=jnp.uint32)[:, None]
@@ -202,15 +208,16 @@ def decode(
     visible: jax.Array,
     rng: jax.Array | None,
 ) -> jax.Array:
-    """Write each token from the vector and what its query sees: hidden [B, L, D].
+    """Run the decoder: hidden [B, L, D], to predict each token.
 
-    params: the whole tree; cfg: the decoder's; vectors: of `encode`; visible: of
-    `draw_visible`. A query sees its own sequence alone.
+    params: the whole tree; cfg: the decoder's; vectors: from `encode`; visible: from
+    `draw_visible`. A query sees only its own sequence.
     """
     rngs = (None, None, None) if rng is None else jax.random.split(rng, 3)
     embeddings = params["encoder"]["embeddings"]
     given = {**batch, "input_ids": batch["retromae_ids"]}
-    # split(rng)[i] is fold_in(rng, i), which embed takes too.
+    # split(rng)[i] is fold_in(rng, i), and embed also folds a small number into its
+    # key: a separate key avoids using the same one twice.
     text = embed(embeddings, cfg, given, fold_in(rng, OWN_KEYS))
     b, length, d = text.shape
     places = batch.get("position_ids", count_up(length)[None])
@@ -236,7 +243,7 @@ def decode(
 def finish(
     own: Params, p: Params, cfg: EncoderConfig, x: jax.Array, rng: jax.Array | None
 ) -> jax.Array:
-    """Run the decoder's MLP `p` on x [T, D], and its last norm."""
+    """Apply the decoder's MLP `p` and last norm to x [T, D]."""
     pre = cfg.norm_position == "pre"
     y = mlp(p, cfg, normalise(p["norm"], cfg, x) if pre else x)
     x = x + dropout(y, cfg.hidden_dropout_prob, rng)
@@ -244,7 +251,8 @@ def finish(
 
 
 def flops(cfg: EncoderConfig, own: EncoderConfig, specs: Specs) -> float:
-    """Count the encoder and its head, the decoder and the head at every token."""
+    """Count the FLOPs per token slot of the encoder, the decoder and the head, which
+    runs at masked tokens for the encoder and at every token for the decoder."""
     length, predictions = (specs[k].shape[-1] for k in ("input_ids", "mlm_ids"))
     packed = "segment_ids" in specs
     whole = flops_per_token(cfg, length, predictions, everywhere=packed)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A text is predicted from another one, token after token: sequence to sequence.
+"""Sequence to sequence: predict a target text from a source text, token by token.
 
-Without a decoder the text and its target are one row. With `attention_steps` the text
-sees all of itself, and the target what is before it (the sequence-to-sequence masks of
-Dong et al. 2019, UniLM, section 2.3); where model.is_decoder is set every token sees
-those before it alone. With a decoder the text is the encoder's. The head over the
-vocabulary is that of pretraining.
+Without a decoder, source and target are one row. By `attention_steps` the source sees
+all of itself, and each token of the target sees the source and the target before it
+(the sequence-to-sequence masks of Dong et al. 2019, UniLM, section 2.3). If
+model.is_decoder is set, the whole row is causal instead. With a decoder, the encoder
+reads the source and the decoder writes the target. The head over the vocabulary is that
+of pretraining.
 """
 
 import dataclasses
@@ -27,23 +28,23 @@ from bertjax.objectives.task_head import weights_of
 from bertjax.objectives.token_head import make_token_head, score_tokens, sum_in_chunks
 from bertjax.parallel.sharding import gather_params, gather_rows
 
-NAME = "lm"  # of its arrays and terms
+NAME = "lm"  # the prefix of the names of arrays and terms
 
 
 def make_objective(
     cfg: EncoderConfig, target_length: int = 64
 ) -> tuple[Objective, EncoderConfig]:
-    """Predict the tokens of targets, and no others: `lm_loss` and `lm_accuracy`.
+    """Predict only the tokens of targets: `lm_loss` and `lm_accuracy`.
 
-    A batch has lm_ids i32 and lm_weights f32 [B, T], its targets and what ends them; in
-    rows of text and target lm_positions i32 [B, T] too, and of a decoder
-    decoder_input_ids i32 [B, T]. target_length: of batches that are made up.
+    A batch has lm_ids i32 and lm_weights f32 [B, T], the targets with their end tokens;
+    without a decoder also lm_positions i32 [B, T], with a decoder decoder_input_ids i32
+    [B, T]. target_length: for batches that are made up.
     """
     cfg = without_pooler(cfg)
     whole = of_decoder(cfg) if cfg.num_decoder_layers else of_rows(cfg)
 
     def evaluate(params: Params, batch: Batch) -> tuple[dict[str, Term], Any]:
-        if f"{NAME}_ids" not in batch:  # rows that are to be answered
+        if f"{NAME}_ids" not in batch:  # rows to answer, without targets
             return {}, {}
         return whole.evaluate(params, seen(batch))
 
@@ -59,13 +60,13 @@ def make_objective(
 
 
 def of_rows(cfg: EncoderConfig) -> Objective:
-    """Make the objective of rows of text and target."""
+    """Build the objective for rows of source and target, without a decoder."""
     head = make_token_head(NAME, frozenset())
     return combine([dataclasses.replace(head, outputs=outputs)], cfg)
 
 
 def of_decoder(cfg: EncoderConfig) -> Objective:
-    """Make the objective of a decoder, which reads what an encoder made of the text."""
+    """Build the objective with a decoder, which attends to the encoded source."""
     head = make_token_head(NAME, frozenset(), everywhere=True)
 
     def run(params: Params, batch: Batch, rng: Any) -> tuple[Params, Encoded]:
@@ -95,7 +96,7 @@ def of_decoder(cfg: EncoderConfig) -> Objective:
 
 
 def seen(batch: Batch) -> Batch:
-    """Return a batch in which rows that fill it up weigh nothing."""
+    """Return the batch with weight 0 for the rows that pad it."""
     name = f"{NAME}_weights"
     return {**batch, name: weights_of(name, batch)}
 
@@ -103,8 +104,10 @@ def seen(batch: Batch) -> Batch:
 def outputs(
     params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch
 ) -> dict[str, jax.Array]:
-    """Return of each row's target `nats`, -ln p, and how many tokens of it are `right`
-    first guesses: f32 [B] each."""
+    """Return, per row, `nats` and `right`, f32 [B] each.
+
+    nats: -ln p of the target; right: how many of its tokens are predicted right.
+    """
 
     def score(first, hidden, ids, weights):
         _, logits = score_tokens(params, cfg, hidden, ids, weights, NAME)
@@ -117,7 +120,7 @@ def outputs(
 
 
 def make_labels(cfg: EncoderConfig, target_length: int) -> Labels:
-    """Make Head.labels of batches whose targets have so many tokens at most."""
+    """Make Head.labels for batches with targets of at most `target_length` tokens."""
     names = [f"{NAME}_ids"]
     names += ["decoder_input_ids" if cfg.num_decoder_layers else f"{NAME}_positions"]
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The span of a row that answers it: a start and an end (Devlin et al. 2019, section
-4.2). A row without an answer points at its first token, [CLS], twice (section 4.3)."""
+"""Extractive question answering: predict the answer's span, by its start and its end.
+
+Devlin et al. 2019, section 4.2. In a row without an answer, start and end are the first
+token, [CLS] (section 4.3).
+"""
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +17,14 @@ HIDDEN = -1e9  # the logit of padding
 
 
 def mask_padding(logits: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Part logits [B, L, 2] into those of starts and ends [B, L], low at padding."""
+    """Split logits [B, L, 2] into start and end logits [B, L], HIDDEN at padding."""
     real = batch["attention_mask"][..., None] > 0
     logits = jnp.where(real, logits, HIDDEN)
     return logits[..., 0], logits[..., 1]
 
 
 def loss(logits: jax.Array, batch: Batch) -> Sum:
-    """Score start_positions and end_positions i32 [B]: the mean of both losses."""
+    """Return the mean of the losses of start_positions and end_positions, i32 [B]."""
     starts, ends = mask_padding(logits, batch)
     rows = row_weights(batch)
     start = cross_entropy(starts, batch["start_positions"], rows)
@@ -36,7 +39,7 @@ def outputs(logits: jax.Array, batch: Batch) -> dict[str, jax.Array]:
 
 
 def soft_loss(own: jax.Array, known: jax.Array, batch: Batch, t: float) -> Sum:
-    """Compare where starts and ends are with the teacher's: the mean of both."""
+    """Return the mean of KL(teacher || student) of starts and of ends."""
     pairs = zip(*(mask_padding(logits, batch) for logits in (own, known)), strict=True)
     start, end = (kl_divergence(*pair, row_weights(batch), t) for pair in pairs)
     return Sum((start.value + end.value) / 2, start.weight)
@@ -47,7 +50,7 @@ def make_head(
     teacher_temperature: float = 2.0,
     teacher: Teacher | None = None,
 ) -> Head:
-    """Make the head; with a teacher its places weigh teacher_weight (Soft)."""
+    """Make the head; teacher_weight is the weight of the teacher's term (Soft)."""
     place = "B", jnp.int32
     labels = arrays(start_positions=place, end_positions=place)
     soft = Soft(teacher, soft_loss, teacher_weight, teacher_temperature)

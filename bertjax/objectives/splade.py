@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sparse vectors over the vocabulary: SPLADE, by the masked-LM head.
+"""SPLADE: sparse vectors over the vocabulary, from the masked LM's head.
 
-A text's weight of a piece is ln(1 + relu of the largest logit of it) over the text's
-tokens (Formal et al. 2021, SPLADE v2, arXiv 2109.10086, equation 6). Beside the losses
-of ranking.py, of inner products, the FLOPS regulariser makes weights 0: the sum over
-the vocabulary of squared mean weights (Paria et al. 2020, arXiv 2004.05665, section 3),
-of queries and of passages. Means are over the global batch, whatever devices hold it.
+The weight of a vocabulary piece in a text is ln(1 + relu(its largest logit over the
+text's tokens)) (Formal et al. 2021, SPLADE v2, arXiv 2109.10086, equation 6). Scores
+are inner products, with the losses of ranking.py. In addition, the FLOPS regularizer
+makes weights 0: the sum over the vocabulary of the squared mean weight (Paria et al.
+2020, arXiv 2004.05665, section 3), for queries and for passages. Means are over the
+global batch, on any number of devices.
 """
 
 import jax
@@ -26,9 +27,9 @@ NAME = "splade"
 
 
 def flops_penalty(weights: jax.Array, counts: jax.Array) -> Sum:
-    """Sum the squares of the mean weights: weights f32 [n, V], counts f32 [n].
+    """Sum the squares of the mean weights; weights f32 [n, V], counts f32 [n].
 
-    counts: 1 for a text that is there, else 0.
+    counts: 1 for a text, 0 for padding.
     """
     mean = jnp.einsum("n,nv->v", counts, weights) / jnp.maximum(jnp.sum(counts), 1)
     return Sum(jnp.sum(jnp.square(mean)), jnp.float32(1))
@@ -42,11 +43,12 @@ def make_head(
     margin_weight: float = 0.0,
     chunks: int = 1,
 ) -> Head:
-    """Make the head, whose parameters are the masked LM's, params["mlm"].
+    """Make the head; its parameters are the masked LM's, params["mlm"].
 
-    A task's options come from task.* of a config: the factors of the regularisers, and
-    how many weights of a text its outputs have: `weights` f32 and `terms` i32
-    [B, S, active], the largest, then 0. Raises UserError for factors below 0.
+    A task sets the options from task.* of its config. query_flops, passage_flops: the
+    factors of the regularizers. active: the number of weights per text in the outputs:
+    the largest `weights` f32 and their `terms` i32, [B, S, active]. Raises UserError
+    for factors below 0.
     """
     factors = {"query_flops": query_flops, "passage_flops": passage_flops}
     for name, factor in factors.items():

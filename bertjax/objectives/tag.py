@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A class for each word, at its first piece (Devlin et al. 2019, section 5.3).
+"""Tagging: predict a class for each word, at its first piece.
 
-`labels` i32 [B, L] count where `label_weights` f32 [B, L] are 1: which position is a
-word's first, the host says; nothing here looks at an id.
+Devlin et al. 2019, section 5.3. `labels` i32 [B, L] count where `label_weights` f32
+[B, L] are 1. The host sets these weights at the first piece of each word.
 """
 
 import jax
@@ -20,19 +20,24 @@ def word_weights(batch: Batch) -> jax.Array:
 
 
 def loss(logits: jax.Array, batch: Batch) -> Sum:
-    """Score the labels of the words by logits [B, L, C]."""
+    """Return the cross-entropy of the words' labels, given logits [B, L, C]."""
     return cross_entropy(logits, batch["labels"], word_weights(batch))
 
 
 def outputs(logits: jax.Array, batch: Batch) -> dict[str, jax.Array]:
-    """Return the best class of every position, `tags` i32 [B, L], and its probability
-    `probability` f32 [B, L], which is no number where the model is none."""
+    """Return the best class per position, `tags` i32 [B, L], and its `probability`.
+
+    The probability, f32 [B, L], is NaN if the logits are.
+    """
     tags = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     return {"tags": tags, "probability": jnp.max(jax.nn.softmax(logits), axis=-1)}
 
 
 def soft_loss(own: jax.Array, known: jax.Array, batch: Batch, t: float) -> Sum:
-    """Compare the student's logits [B, L, C] with the teacher's, word by word."""
+    """Return KL(teacher || student) over words at temperature t.
+
+    own: the student's logits, [B, L, C]; known: the teacher's.
+    """
     return kl_divergence(own, known, word_weights(batch), t)
 
 
@@ -42,7 +47,7 @@ def make_head(
     teacher_temperature: float = 2.0,
     teacher: Teacher | None = None,
 ) -> Head:
-    """Make the head; with a teacher its classes weigh teacher_weight (Soft)."""
+    """Make the head; teacher_weight is the weight of the teacher's term (Soft)."""
     labels = arrays(labels=("BL", jnp.int32), label_weights=("BL", jnp.float32))
     soft = Soft(teacher, soft_loss, teacher_weight, teacher_temperature)
     how = dict(weights=word_weights, of_tokens=True, soft=soft)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the heads of labelled rows share: classes of vectors, weights of rows."""
+"""Build the heads of labeled tasks, and the weights of rows and tokens."""
 
 import functools
 from collections.abc import Callable
@@ -14,18 +14,18 @@ from bertjax.objectives.base import EVERYWHERE, NOWHERE, Batch, Head, Labels, Su
 from bertjax.objectives.teacher import Soft
 from bertjax.parallel.sharding import TEACHER
 
-KEY = 2**20  # of the head's dropout: no layer has that number
+# Folded into the key of the head's dropout; layers fold in their numbers, all smaller.
+KEY = 2**20
 
 
 def row_weights(batch: Batch) -> jax.Array:
-    """Return 1 for each row, f32 [B]; rows that fill up a last batch weigh 0."""
+    """Return 1 for each row, f32 [B], and 0 for rows that pad the last batch."""
     rows = batch["input_ids"].shape[:1]
     return batch.get("example_weights", jnp.ones(rows, jnp.float32))
 
 
 def weights_of(name: str, batch: Batch) -> jax.Array:
-    """Return an array of a batch [B, S] that weighs what is in rows, f32; rows that
-    fill up a last batch of an evaluation weigh 0."""
+    """Return the weights batch[name] [B, S], f32, with 0 in rows that pad the batch."""
     return batch[name].astype(jnp.float32) * row_weights(batch)[:, None]
 
 
@@ -35,7 +35,10 @@ def real_tokens(batch: Batch) -> jax.Array:
 
 
 def arrays(**axes_and_dtypes: tuple[str, Any]) -> Labels:
-    """Make Head.labels of the arrays' axes, B rows and L tokens, and their dtypes."""
+    """Make Head.labels for arrays given as (axes, dtype).
+
+    The axes are a string of "B", rows, and "L", tokens: "B" or "BL".
+    """
 
     def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
         sizes = {"B": rows, "L": length}
@@ -59,13 +62,13 @@ def make_task_head(
     soft: Soft | None = None,
     has_loss: Callable[[Batch], bool] = lambda batch: True,
 ) -> Head:
-    """Make the head of a task, whose loss is called NAME_loss.
+    """Make the head of a task; its loss is the term NAME_loss.
 
-    loss(logits, batch) and outputs(logits, batch) take f32 logits [B, C] of the pooled
-    vectors, or [B, L, C] of hidden states (of_tokens); weights(batch) are those of the
-    loss, of any shape. dropout: whether the classes see vectors with dropout. soft:
-    what is learnt of a teacher, where there is one. has_loss: whether a batch has what
-    the loss needs; False for rows that are only scored.
+    loss(logits, batch) and outputs(logits, batch) receive f32 logits, [B, C] of the
+    pooled vectors or, if of_tokens, [B, L, C] of the hidden states. weights(batch): the
+    weights of the loss, of any shape. dropout: whether the classifier's input gets
+    dropout. soft: the loss against a teacher, if there is one. has_loss: whether a
+    batch has the arrays of the loss; False for rows that are only scored.
     """
     taught = soft and soft.teacher and soft.teacher.pooled(not of_tokens)
     terms = [f"{name}_loss", *[f"{name}_kl_loss"] * bool(taught)]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another model from which an objective learns: its config, its forward pass.
+"""The teacher of knowledge distillation: its config and its forward pass.
 
-A module whose make_head or make_objective has an argument `teacher` is given a Teacher,
-or None where there is none: before one is opened, and once the model is trained. What
-the head then reads is `params["teacher"]`, which no gradient and no optimizer sees
-(training/state.py).
+A module whose make_head or make_objective has an argument `teacher` receives a Teacher,
+or None if there is none: before the teacher is opened, and after training. The
+teacher's parameters are `params["teacher"]`; they have no gradient and are not given to
+the optimizer (training/state.py).
 """
 
 import dataclasses
@@ -26,12 +26,12 @@ SoftLoss = Callable[[jax.Array, jax.Array, Batch, float], Sum]
 
 @dataclasses.dataclass(frozen=True)
 class Soft:
-    """What a task's head learns of a teacher that knows the task (soft labels).
+    """The loss of a task's head against a teacher that was trained on the task.
 
-    loss(student's logits, teacher's, batch, temperature) -> Sum, the term
-    NAME_kl_loss. weight: of that term; the labels have the rest, 1 - weight (Hinton et
-    al. 2015, arXiv 1503.02531, section 2). Raises UserError for a weight that is no
-    share and a temperature of 0 or less.
+    loss(student's logits, teacher's, batch, temperature) -> Sum, the term NAME_kl_loss.
+    weight: the factor of this term; the factor of the labels' term is 1 - weight
+    (Hinton et al. 2015, arXiv 1503.02531, section 2). Raises UserError for a weight
+    outside (0, 1] and a temperature that is not positive.
     """
 
     teacher: "Teacher | None"
@@ -47,7 +47,7 @@ class Soft:
             )
 
     def coefficients(self, name: str) -> dict[str, float]:
-        """Return the weights of a head's two terms; {} without a teacher."""
+        """Return the factors of a head's two terms; {} without a teacher."""
         if self.teacher is None:
             return {}
         return {f"{name}_loss": 1 - self.weight, f"{name}_kl_loss": self.weight}
@@ -55,36 +55,38 @@ class Soft:
 
 @dataclasses.dataclass(frozen=True)
 class Teacher:
-    """A teacher: the config of its encoder, which computes as its student's does."""
+    """A teacher: the config of its encoder, with the student's runtime settings."""
 
     cfg: EncoderConfig
 
     def init(
         self, rng: jax.Array, **own: Callable[[jax.Array, EncoderConfig], Params]
     ) -> Params:
-        """Make parameters of its form: the encoder, and what `own` makes by name.
+        """Make parameters: the encoder's, and those that `own` makes, by name.
 
-        Of those of a run it says shapes and dtypes alone.
+        A run uses only their shapes and dtypes; the values come from the teacher.
         """
         params = {"encoder": encoder.init(rng, self.cfg)}
         heads = {name: make(rng, self.cfg) for name, make in own.items()}
         return params | {name: part for name, part in heads.items() if part}
 
     def encode(self, params: Params, batch: Batch, depths: tuple[int, ...] = ()) -> Any:
-        """Encode a batch without dropout, as encoder.apply does; params: the whole tree
-        of a step."""
+        """Encode a batch without dropout; params: the whole tree of a step.
+
+        Returns the result of encoder.apply.
+        """
         own = params[TEACHER]["encoder"]
         with jax.named_scope("teacher"):
             return encoder.apply(own, self.cfg, batch, depths=depths)
 
     def pooled(self, is_pooled: bool) -> "Teacher":
-        """Return it with or without a vector of the whole text."""
+        """Return the teacher with or without a pooler."""
         return Teacher(dataclasses.replace(self.cfg, pooler=is_pooled))
 
     def flops(self, length: int) -> float:
-        """Count its forward pass, per token slot: a third of a step's."""
+        """Count the FLOPs of the forward pass per token slot, a third of a step's."""
         return encoder_flops(self.cfg, length, 0) / 3
 
     def head_flops(self, cfg: EncoderConfig, length: int, predictions: int) -> float:
-        """Count what it adds to a student's step, as Head.flops does."""
+        """Count the FLOPs that it adds to a student's step; a Head.flops."""
         return self.flops(length)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One head for every objective that predicts ids.
+"""The head of every objective that predicts token ids.
 
-The hidden state at a position predicts an id with a weight: what these three are is the
-host's affair (data/features). A masked LM predicts what stood at the position, a causal
-one the next token, a diffusion model weighs by the rate of its row.
+The hidden state at a position predicts an id, and the prediction has a weight. The host
+chooses positions, ids and weights (data/features): a masked LM predicts the original
+token at the position, a causal LM the next token, and a diffusion model weights
+predictions by the mask rate of the row.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ from bertjax.objectives.losses import cross_entropy, z_loss_of
 from bertjax.objectives.metrics import accuracy
 from bertjax.parallel.sharding import size_along
 
-PARAMS = "mlm"  # of the matrix over the vocabulary, which all token heads share
+PARAMS = "mlm"  # the parameters of the head over the vocabulary; token heads share them
 
 
 def make_token_head(
@@ -35,16 +36,17 @@ def make_token_head(
     never: int | None = None,
     causal: bool = False,
 ) -> Head:
-    """Make a head that predicts `<name>_ids` i32 [B, P] by params["mlm"].
+    """Make a head that predicts `<name>_ids` i32 [B, P] with params["mlm"].
 
-    It reads the hidden states at `<name>_positions` i32 [B, P]; everywhere: those at
-    all, P = L, without that array. Each prediction counts `<name>_weights` f32 [B, P].
-    The loss is their sum over `<name>_norm` f32 [B], where the batch has it, else over
-    the sum of the weights. With a norm the weights are no numbers of predictions, and
-    the accuracy counts each one that has a weight once.
+    It reads the hidden states at `<name>_positions` i32 [B, P]; with everywhere, at all
+    positions, without that array and with P = L. `<name>_weights` f32 [B, P] are the
+    weights of the predictions. The loss is the weighted sum divided by the sum of
+    `<name>_norm` f32 [B], if the batch has it, otherwise by the sum of the weights.
+    With a norm the weights do not count predictions, so the accuracy then counts each
+    prediction of nonzero weight once.
 
-    z_loss: the weight of the mean square of the logits' logsumexp, as a term
-    `<name>_z_loss`. never: an id of no probability. causal: see Head.
+    z_loss: the factor of the term `<name>_z_loss`, the mean squared logsumexp of the
+    logits. never: an id that gets probability 0. causal: see Head.
     Raises UserError for a z_loss below 0.
     """
     if z_loss < 0:
@@ -100,9 +102,10 @@ def score_tokens(
     never: int | None = None,
     evenly: bool = False,
 ) -> tuple[dict[str, Sum], jax.Array]:
-    """Predict ids [B, P] from hidden [B, P, D]: loss, accuracy and f32 logits.
+    """Predict ids [B, P] from hidden [B, P, D]: return the terms and the f32 logits.
 
-    evenly: the accuracy counts all predictions of any weight but 0 alike.
+    The terms are the loss, the accuracy and, if it has a factor, the z_loss. evenly:
+    the accuracy counts each prediction of positive weight once.
     """
     word = params["encoder"]["embeddings"]["word"]
     logits = heads.mlm_logits(params.get(PARAMS, {}), word, cfg, hidden)
@@ -121,9 +124,9 @@ def score_tokens(
 def score_in_chunks(
     params: Params, cfg: EncoderConfig, arrays: Sequence[jax.Array], *how: Any
 ) -> dict[str, Sum]:
-    """Return the terms of `score_tokens`, whose logits are made in pieces.
+    """Return the terms of `score_tokens`, computing the logits in pieces.
 
-    arrays: hidden, ids and weights; how: the arguments behind these.
+    arrays: hidden, ids and weights; how: the further arguments of `score_tokens`.
     """
 
     def score(first: jax.Array | None, *arrays: jax.Array) -> tuple[Any, tuple[()]]:
@@ -139,9 +142,9 @@ def log_likelihoods_in_chunks(
     ids: jax.Array,
     never: int | None = None,
 ) -> jax.Array:
-    """Return ln p of ids i32 [B, P] by hidden [B, P, D], in pieces: f32 [B, P].
+    """Return ln p of ids i32 [B, P] given hidden [B, P, D], in pieces: f32 [B, P].
 
-    never: an id of no probability.
+    never: an id that gets probability 0.
     """
     head, word = params.get(PARAMS, {}), params["encoder"]["embeddings"]["word"]
 
@@ -158,12 +161,12 @@ def sum_in_chunks(
     cfg: EncoderConfig,
     arrays: Sequence[jax.Array],
 ) -> tuple[Any, Any]:
-    """Run score(first, *arrays) on as many of the P slots as cfg.max_logits_mb allows.
+    """Run score(first, *arrays) in pieces of the P slots that fit cfg.max_logits_mb.
 
-    arrays [B, P, ...], zeros in slots that fill up the last piece; first: the number of
-    a piece's first slot, None where there is one piece. It returns (what is added up
-    over pieces, what is kept of each slot, [B, w, ...]); so does this, [B, P, ...]. The
-    backward pass makes the logits again.
+    arrays [B, P, ...], padded with zeros to whole pieces; first: the number of a
+    piece's first slot, None if there is only one piece. score returns (sums, values per
+    slot [B, w, ...]); sum_in_chunks returns the sums added up over pieces, and the
+    values of all slots, [B, P, ...]. The backward pass recomputes the logits.
     """
     b, p = arrays[0].shape[:2]
     pieces = count_chunks(cfg, -(-b // size_along("batch")), p)
@@ -188,14 +191,15 @@ def sum_in_chunks(
 
 
 def cut(x: jax.Array, pieces: int, wide: int) -> jax.Array:
-    """Cut x [B, P, ...] into pieces [pieces, B, wide, ...], zeros behind its end."""
+    """Split x [B, P, ...], padded with zeros, into [pieces, B, wide, ...]."""
     b, p, *rest = x.shape
     x = jnp.pad(x, ((0, 0), (0, pieces * wide - p), *((0, 0) for _ in rest)))
     return x.reshape(b, pieces, wide, *rest).swapaxes(0, 1)
 
 
 def count_chunks(cfg: EncoderConfig, rows: int, predictions: int) -> int:
-    """Return in how many pieces a device makes its logits, [rows, P, V] in f32."""
+    """Return the number of pieces in which a device computes its f32 logits
+    [rows, P, V], to stay within cfg.max_logits_mb."""
     if not cfg.max_logits_mb:
         return 1
     size = 4 * rows * predictions * cfg.vocab_size
