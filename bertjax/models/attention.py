@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention: one function, and a backend that computes it."""
+"""Attention: one function, `attend`, and the backends that compute it."""
 
 import functools
 import importlib
@@ -16,16 +16,18 @@ from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import dropout
 from bertjax.parallel.sharding import index_along, per_device, size_along
 
-# Attends as `attend` says, given (q, k, v, mask, rate, rng); what `make_attention` of a
-# module from outside returns. With rate 0 there is no dropout; rng is None then in
-# evaluations.
+# A backend computes `attend` from (q, k, v, mask, rate, rng). `make_attention` of a
+# module from outside the package returns one. With rate 0 there is no dropout; in
+# evaluations rng is None then.
 Backend = Callable[..., jax.Array]
-# What "tpu" and "gpu" stand for: the first that takes the shapes at hand.
+# "tpu" and "gpu" choose the first of these backends that supports the shapes.
 PREFERENCES = {"tpu": ("fused", "splash", "xla"), "gpu": ("cudnn", "xla")}
 TPU_KERNELS = ("fused", "splash")
-# Of rows beyond SHORT tokens splash leaves out blocks that a mask without steps hides.
+# In rows longer than SHORT tokens splash skips the blocks that a mask without steps
+# hides, so it is preferred there.
 SHORT, PREFERRED_BEYOND = 512, {"tpu": ("splash", "fused", "xla")}
-# Versions of jax whose splash attention was seen to take masks that a program computes.
+# Versions of jax with which splash attention was tested on masks that are computed
+# while the program runs.
 DYNAMIC_SPLASH = ("0.10.2", "0.12.0.1")
 
 
@@ -38,13 +40,13 @@ def attend(
     rng: jax.Array | None,
     backend: str = "xla",
 ) -> jax.Array:
-    """Mix values by scaled dot products (Vaswani et al. 2017, equation 1).
+    """Compute scaled dot-product attention (Vaswani et al. 2017, equation 1).
 
     k, v: [B, L, H, K]; q, result: the same, or [B, P, H, K] with mask.query_positions,
-    which "xla" alone takes. Weights are dropped at `rate` where there is an rng.
-    backend: see EncoderConfig.attention. Softmax is in f32 whatever the dtype of q.
-    Raises UserError when a backend named by the config does not take the shapes,
-    ValueError for mask.query_positions with another.
+    which only "xla" supports. Weights are dropped at `rate` if there is an rng.
+    backend: see EncoderConfig.attention. The softmax is in f32 whatever the dtype of q.
+    Raises UserError if the backend that the config names does not support the shapes,
+    ValueError for mask.query_positions with a backend other than "xla".
     """
     rate = 0.0 if rng is None else rate
     name, _ = choose_backend(backend, k.shape, rate, q.dtype, mask.kind)
@@ -62,10 +64,10 @@ def choose_backend(
     dtype: jnp.dtype = jnp.bfloat16,
     kind: MaskKind = FULL,
 ) -> tuple[str, dict[str, str]]:
-    """Return the backend that serves q, k, v of shape [B, L, H, K] under such a mask.
+    """Return the backend for q, k, v of shape [B, L, H, K] under such a mask.
 
-    And why those that are preferred to it do not take them. Raises UserError when
-    `backend` is one, and does not take them.
+    Also returns, by name, why the backends preferred to it do not support these
+    arguments. Raises UserError if no backend that `backend` stands for does.
     """
     refused: dict[str, str] = {}
     names = PREFERENCES.get(backend, (backend,))
@@ -86,7 +88,7 @@ def _refuse(
     dtype: jnp.dtype,
     kind: MaskKind,
 ) -> str:
-    """Say why a backend does not take such arguments; "" where it does."""
+    """Return why a backend does not support these arguments; "" if it does."""
     _, length, heads, width = shape
     if name != "xla" and kind.bias:
         return "it adds nothing to scores: model.relative_attention_num_buckets"
@@ -127,10 +129,10 @@ def _refuse_fused(length: int, heads: int, width: int, kind: MaskKind) -> str:
 def describe_backend(
     cfg: EncoderConfig, lengths: Iterable[int], arrays: Container[str] = ()
 ) -> str:
-    """Say in a line which backend trains on rows of these lengths, and why no other.
+    """Describe in one line the backend for rows of these lengths, and why it is chosen.
 
-    Under the mesh of the run. arrays: the names of those that its batches have. Raises
-    UserError as `attend` does.
+    Call it under the run's mesh. arrays: the names of the arrays in the run's batches.
+    Raises UserError as `attend` does.
 
     >>> describe_backend(cfg, [128])  # on a GPU
     'xla (not cudnn: it drops no weights: model.attention_probs_dropout_prob=0.1)'
@@ -149,10 +151,10 @@ def describe_backend(
 
 
 def import_backend(backend: str) -> None:
-    """Import what a backend needs; in the middle of tracing it would trace twice.
+    """Import a backend's modules; importing while jax traces would trace twice.
 
-    Raises UserError where a module from outside the package, or its make_attention, is
-    not there.
+    Raises UserError if a module from outside the package, or its make_attention, is
+    missing.
     """
     if registry.is_outside(backend):
         _outside_backend(backend)
@@ -170,10 +172,10 @@ def _outside_backend(backend: str) -> Backend:
 
 
 def _xla(q, k, v, mask, rate, rng):
-    """Let the compiler do it, scores in memory.
+    """Compute attention in plain jax, with the scores in memory.
 
-    The division by the weights' sum happens on the result, which is smaller than the
-    scores: dropout and the product with v are linear.
+    The result is divided by the weights' sum, because it is smaller than the scores.
+    This is the same, as dropout and the product with v are linear.
     """
     with jax.named_scope("scores"):
         q = q * (q.shape[-1] ** -0.5)
@@ -191,9 +193,9 @@ def _xla(q, k, v, mask, rate, rng):
 
 
 def _fused(q, k, v, mask, rate, rng):
-    """Run our own TPU kernel (fused_attention.py), on each device its rows and heads.
+    """Run our own TPU kernel (fused_attention.py) on each device's rows and heads.
 
-    The CPU interprets it: slow, for tests.
+    On a CPU the kernel is interpreted, which is slow and meant for tests.
     """
     from bertjax.models.fused_attention import fused_attention
 
@@ -219,8 +221,9 @@ def _fused(q, k, v, mask, rate, rng):
 def _splash(q, k, v, mask, rate, rng):
     """Run jax's splash attention, for long rows on TPU.
 
-    It skips blocks outside the window and behind a causal query; with steps those that
-    a row's mask, made for it, hides. Padding sees padding, in unpacked rows too.
+    It skips the blocks outside the window and those after a causal query. With steps it
+    skips the blocks that the row's own mask hides. Padding attends to padding, in
+    unpacked rows too.
     """
     run_rows = _splash_static if mask.steps is None else _splash_dynamic
     wide, row = "batch length heads head", "batch length"
@@ -236,7 +239,7 @@ def _splash(q, k, v, mask, rate, rng):
 
 
 def _splash_kernel(mask: Any, length: int) -> Any:
-    """Make jax's kernel for a mask of its own kinds, or boolean [heads, L, L]."""
+    """Build jax's splash kernel for one of its mask types, or boolean [heads, L, L]."""
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
     block = max(n for n in (512, 384, 256, 128) if length % n == 0)
@@ -249,13 +252,14 @@ def _splash_kernel(mask: Any, length: int) -> Any:
         block_sizes=blocks,
         head_shards=1,
         q_seq_shards=1,
-        residual_checkpoint_name="product",  # encoder.apply saves what is so named
+        # stacked_layers.remat saves values of this name for the backward pass.
+        residual_checkpoint_name="product",
         interpret=is_interpreted(),
     )
 
 
 def _splash_static(q, k, v, mask):
-    """Run it on q, k, v [B, H, L, K] with a mask known while the program is traced."""
+    """Run splash on q, k, v [B, H, L, K] with a mask that is known at trace time."""
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
     shape, near = (q.shape[2], q.shape[2]), mask.window // 2
@@ -268,7 +272,7 @@ def _splash_static(q, k, v, mask):
 
 
 def _splash_dynamic(q, k, v, mask):
-    """Run it on q, k, v [B, H, L, K] row by row, with boolean masks [L, L]."""
+    """Run splash on q, k, v [B, H, L, K] row by row, with boolean masks [L, L]."""
 
     def of_a_row(inputs):
         q, k, v, *of_mask = inputs
@@ -276,11 +280,12 @@ def _splash_dynamic(q, k, v, mask):
         names = ("keys", "steps", "positions")
         seen = mask._replace(**dict(zip(names, own, strict=True))).boolean[0]
         kernel = _splash_kernel(seen, q.shape[1])
-        # make_splash_mha traces this flag, on which the kernel branches in Python.
+        # make_splash_mha turns this flag into a traced array, but the kernel branches
+        # on it in Python, so set it to a Python bool again.
         for name in ("fwd_mask_info", "dkv_mask_info"):
             info = getattr(kernel, name)._replace(is_dynamic_mask=True)
             setattr(kernel, name, info)
-        # Of one head: all have the same mask, which is then in memory once.
+        # The kernel is for one head: all heads share the mask, so it is stored once.
         return jax.vmap(kernel)(*(x[:, None] for x in (q, k, v)))[:, 0]
 
     return jax.lax.map(of_a_row, (q, k, v, mask.keys, mask.steps, mask.positions))
@@ -289,8 +294,8 @@ def _splash_dynamic(q, k, v, mask):
 def _cudnn(q, k, v, mask, rate, rng):
     """Run cuDNN's flash attention on NVIDIA GPUs.
 
-    It skips padding, which must follow the real tokens; packed rows need a full mask,
-    and so do steps, and windows, of which it knows causal ones alone.
+    It skips padding, which must come after the real tokens. Packed rows, steps and
+    windows need a full mask; cuDNN itself supports only causal windows.
     """
 
     def local(q, k, v, keys, steps, positions):
@@ -315,11 +320,11 @@ BACKENDS: dict[str, Backend] = dict(
 
 
 def is_interpreted() -> bool:
-    """True where TPU kernels are interpreted: the program is one for the CPU."""
+    """Return True if TPU kernels are interpreted because the devices are no TPUs."""
     return "tpu" not in (device_kind() or jax.default_backend()).lower()
 
 
 def device_kind() -> str:
-    """Return what devices of the mesh are called, "TPU v5 lite"; "" of none."""
+    """Return the mesh's device kind, such as "TPU v5 lite"; "" without a mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     return "" if mesh.empty else getattr(mesh.abstract_device, "device_kind", "")

@@ -20,10 +20,10 @@ from bertjax.models.transformer_layer import (
 
 
 def weights(q: jax.Array, k: jax.Array, mask: AttentionMask) -> jax.Array:
-    """Return the weights of `attend`, f32 [B, H, L, L]; each row sums to 1.
+    """Return the attention weights of `attend`, f32 [B, H, L, L]; each row sums to 1.
 
-    q, k: [B, L, H, K]. They are what it makes of values that are a one, each at its
-    own place.
+    q, k: [B, L, H, K]. `attend` returns the weights themselves if the values are the
+    identity matrix.
     """
     b, length, heads, _ = q.shape
     own = jnp.broadcast_to(jnp.eye(length)[:, None], (b, length, heads, length))
@@ -34,9 +34,9 @@ def weights(q: jax.Array, k: jax.Array, mask: AttentionMask) -> jax.Array:
 def attention_maps(
     params: Params, cfg: EncoderConfig, batch: dict[str, jax.Array]
 ) -> jax.Array:
-    """Return the weights in all layers, f32 [N, B, H, L, L], without dropout.
+    """Return the weights of all layers, f32 [N, B, H, L, L], without dropout.
 
-    params: the encoder's, layers stacked; batch: as `encoder.apply` takes it.
+    params: the encoder's, layers stacked; batch: as for `encoder.apply`.
     """
     params = unstack(params, cfg)
     x = embed(params["embeddings"], cfg, batch)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which token attends to which: padding, packed sequences, windows, steps.
 
-`attention_steps` of a batch, i32 [B, L], says who sees whom with one signed number a
-token. 0 is context. +j is visible from step j on. -j is visible at step j alone. A
-query q sees a key k of its sequence where k == q or 0 <= k <= |q| - (q < 0):
+A batch's `attention_steps`, i32 [B, L], has one signed number per token. A token of
+step 0 is context; one of step +j is visible from step j on; one of step -j is visible
+only at step j. A query of step q attends to a key of step k in its sequence if k == q
+or 0 <= k <= |q| - (q < 0):
 
     a prefix LM             prefix 0 0 0, response 1 2 3
     pseudo-masked LM        context 0, originals of block j +j, their [P] -j
@@ -25,10 +26,10 @@ from bertjax.models.layers import count_up, number_rows, take_at
 
 
 def is_visible(query: Any, key: Any) -> Any:
-    """Say whether tokens of step `query` see tokens of step `key`: boolean.
+    """Return whether tokens of step `query` attend to tokens of step `key`: boolean.
 
-    Both are arrays of signed int that broadcast, of numpy, jax or a kernel. A token
-    sees its own step, so none is left without a key.
+    Both are broadcastable arrays of signed int: of numpy, jax or inside a kernel. A
+    token attends to its own step, so every query has a key.
 
     >>> is_visible(np.array([-2, 2, 0])[:, None], np.array([0, 1, 2, -2])).astype(int)
     array([[1, 1, 0, 1],
@@ -40,7 +41,7 @@ def is_visible(query: Any, key: Any) -> Any:
 
 
 class MaskKind(NamedTuple):
-    """What is static of a mask, by which backends take it or refuse it."""
+    """The static features of a mask, which decide what backends support it."""
 
     causal: bool = False
     steps: bool = False
@@ -53,7 +54,7 @@ FULL = MaskKind()
 
 
 def mask_kind(cfg: EncoderConfig, steps: bool, edges: bool = False) -> MaskKind:
-    """Return what backends must take for an encoder: all its layers use the same.
+    """Return the mask features that an encoder needs: all its layers share a backend.
 
     steps, edges: whether its batches have attention_steps, attention_edges.
     """
@@ -62,19 +63,20 @@ def mask_kind(cfg: EncoderConfig, steps: bool, edges: bool = False) -> MaskKind:
 
 
 class AttentionMask(NamedTuple):
-    """Which keys a query sees: every backend makes its own form of it.
+    """The keys that each query attends to, from which each backend builds its own mask.
 
-    keys i32 [B, L]: 1 = real, 0 = padding; in packed rows the number of the sequence, 0
-    = padding. window: 0, or a query sees the keys at most window // 2 places away.
-    query_positions: None for a query at every position, else i32 [B, P]. steps: i32
-    [B, L] as is_visible reads them, or None. positions: None, or i32 [B, L], by which a
-    window is then measured: with steps copies of a token lie far from it in memory.
-    causal: a query sees no key after it in the row. bias: None, or f32 [1, H, L, L] or
-    [B, H, L, L], what is added to the scores of the keys that it sees; of the queries
-    at query_positions alone it may be [B, H, P, L]. queries: None, or i32 [B, T], the
-    same numbers of queries that are no keys here: those of a decoder that reads an
-    encoder's tokens. edges: None, or i8 [B, L, L], 1 where a query (axis 1) sees a key,
-    of those that it may see otherwise; each query sees some real key.
+    keys: i32 [B, L], 1 = real, 0 = padding; in packed rows the number of the sequence,
+    0 = padding. packed: rows hold several sequences. window: 0, or a query attends to
+    the keys at most window // 2 positions away. query_positions: None for a query at
+    every position, otherwise i32 [B, P]. steps: None, or i32 [B, L] as is_visible reads
+    them. positions: None, or i32 [B, L], the positions by which a window is measured:
+    with steps a copy of a token is far from it in the row. causal: a query attends to
+    no key after it in the row. bias: None, or f32 [1, H, L, L] or [B, H, L, L], added
+    to the scores of visible keys; [B, H, P, L] if it is for the queries at
+    query_positions only. queries: None, or i32 [B, T], numbers like those of `keys` for
+    queries of another sequence: those of a decoder that attends to an encoder's tokens.
+    edges: None, or i8 [B, L, L], 1 where a query (axis 1) attends to a key, provided
+    that the rest of the mask allows it; each query must have a real key.
     """
 
     keys: jax.Array
@@ -96,22 +98,23 @@ class AttentionMask(NamedTuple):
 
     @property
     def compares_sequences(self) -> bool:
-        """True where a query sees keys of its own number alone: padding sees padding.
+        """True if a query attends only to keys with its own number in `keys`.
 
-        So it is with steps and causal masks in unpacked rows too: padding in front of a
-        causal row would see no key at all.
+        Padding then attends to padding. This holds for steps and causal masks in
+        unpacked rows too, where padding in front of a causal row would otherwise have
+        no visible key.
         """
         return self.packed or self.causal or self.steps is not None
 
     @property
     def boolean(self) -> jax.Array:
-        """Boolean, broadcasts to [B, H, L, L], or to [B, H, P, L].
+        """The boolean mask, which broadcasts to [B, H, L, L] or [B, H, P, L].
 
-        Queries that are padding look at the real keys too, so no row has every key
-        hidden (their results are never used). In packed rows, with steps and in causal
-        masks a query sees the keys of its own sequence alone, and padding sees padding.
-        With a window a query sees itself, padding or not. `queries` that are padding
-        see all keys of packed rows, whose memory need not have padding.
+        Padding queries attend to the real keys too, so no query has all keys hidden
+        (their results are never used). In packed rows, with steps and in causal masks
+        a query attends only to keys of its own sequence, and padding to padding. With
+        a window a query attends to itself, even if it is padding. Padding in `queries`
+        attends to all keys of packed rows, because these keys may include no padding.
         """
         if self.queries is not None:
             return self._of_memory()
@@ -132,7 +135,7 @@ class AttentionMask(NamedTuple):
         return mask & (abs(away) <= self.window // 2)
 
     def _of_memory(self) -> jax.Array:
-        """Make the mask of queries that are no keys: [B, 1, T or 1, L]."""
+        """Build the mask for `queries`, which are no keys here: [B, 1, T or 1, L]."""
         keys = self.keys[:, None, None, :]
         if not self.packed:
             return keys > 0
@@ -140,7 +143,7 @@ class AttentionMask(NamedTuple):
         return (own == keys) | (own == 0)
 
     def _by_place(self, mask: jax.Array) -> jax.Array:
-        """Leave of a mask what causality and the window do, by places in the row."""
+        """Apply causality and the window to a mask, by positions in the row."""
         at = count_up(self.keys.shape[1])
         if self.query_positions is None:
             own = at[:, None]
@@ -154,22 +157,23 @@ class AttentionMask(NamedTuple):
         return (mask & (distance <= self.window // 2)) | (distance == 0)
 
     def _edges_of_queries(self) -> jax.Array:
-        """Take the edges that leave the queries: i8 [B, L or P, L]."""
+        """Select the rows of `edges` for the queries: i8 [B, L or P, L]."""
         if self.query_positions is None:
             return self.edges
         at = self.query_positions[:, :, None]
         return jnp.take_along_axis(self.edges, at, axis=1, mode="clip")
 
     def _of_queries(self, x: jax.Array) -> jax.Array:
-        """Take of x [B, L] what belongs to the queries: [B, 1, P, 1]."""
+        """Select the values of x [B, L] at the queries: [B, 1, L or P, 1]."""
         if self.query_positions is not None:
             x = take_at(x, self.query_positions)
         return x[:, None, :, None]
 
     @property
     def bias_of_queries(self) -> jax.Array:
-        """The bias of the queries alone: [1 or B, H, L, L], or [B, H, P, L]."""
-        # L queries of a cache of L slots fill it: each row is its own query's.
+        """The bias for the queries only: [1 or B, H, L, L], or [B, H, P, L]."""
+        # A bias of P rows has one row per query already. If P equals the cache's L
+        # slots, the queries fill the cache, so row i is that of query i as well.
         if self.query_positions is None or self.bias.shape[2] != self.keys.shape[1]:
             return self.bias
         bias = jnp.broadcast_to(self.bias, (len(self.keys), *self.bias.shape[1:]))
@@ -177,7 +181,10 @@ class AttentionMask(NamedTuple):
         return jnp.take_along_axis(bias, at, axis=2, mode="clip")
 
     def rows(self, heads: int) -> jax.Array | None:
-        """Number the queries as rows of [B, H, L, L]: u32 [B, H, P, 1]; None: all."""
+        """Number the queries as rows of [B, H, L, L]: u32 [B, H, P, 1].
+
+        None if there is a query at every position.
+        """
         if self.query_positions is None:
             return None
         b, length = self.keys.shape
@@ -188,11 +195,11 @@ class AttentionMask(NamedTuple):
 def make_attention_mask(
     batch: dict[str, jax.Array], window: int = 0, causal: bool = False
 ) -> AttentionMask:
-    """Take attention_mask i32 [B, L], of packed rows segment_ids i32 [B, L].
+    """Build a mask from attention_mask i32 [B, L], or segment_ids for packed rows.
 
-    With attention_steps i32 [B, L] a window is measured by position_ids, where the
-    batch has them. attention_edges i8 [B, L, L] say which keys queries see of those.
-    Raises ValueError for other shapes, and for steps in a causal mask.
+    With attention_steps i32 [B, L] a window is measured by the batch's position_ids, if
+    it has them. attention_edges i8 [B, L, L] restrict the keys further. Raises
+    ValueError for other shapes, and for steps in a causal mask.
     """
     packed = "segment_ids" in batch
     keys = batch["segment_ids" if packed else "attention_mask"]

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys and values of the tokens so far, in arrays that do not grow.
+"""The key-value cache of decoding, in arrays of fixed size.
 
-The room is fixed when a cache is made, so that one compiled program extends it as long
-as there is some. Each row has its own number of tokens: the keys of a new one are
-written where that row ends, over what stood there (padding of its prompt).
+The number of slots ("room") is fixed when a cache is created, so one compiled program
+extends it until it is full. Each row has its own number of tokens: the keys of a new
+token are written where that row ends, over the padding of its prompt.
 
-An array a layer, heads before slots: each step of a base model's decoder on a CPU took
-35 ms so, 175 ms with [layers, rows, slots, heads, K], which the products had to copy.
+Each layer has its own arrays, with heads before slots. So each step of a base model's
+decoder took 35 ms on a CPU, against 175 ms with one array [layers, rows, slots, heads,
+K], which the matrix products had to copy.
 """
 
 from typing import NamedTuple
@@ -18,10 +19,11 @@ from bertjax.models.config import EncoderConfig
 
 
 class LayerCache(NamedTuple):
-    """What a layer's attention has seen so far; all in the dtype of the model.
+    """The cached keys and values of one layer, in the dtype of the model.
 
     key, value: [B, H, room, K], rotary positions applied. memory_key, memory_value:
-    [B, H, S, K], the cross-attention's of what the encoder made, None without one.
+    [B, H, S, K], those of the cross-attention to the encoder's output; None until it
+    has run, or without a cross-attention.
     """
 
     key: jax.Array
@@ -31,14 +33,15 @@ class LayerCache(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """What decoding goes on from; each array has a row of the batch on axis 0.
+    """The state that decoding continues from; axis 0 of each array is the batch's.
 
-    layers: one LayerCache each. segments: i32 [B, room], 1 = a token, 0 = none yet.
-    steps: i32 [B, room] as attention_mask.py reads them, None in a causal model. index:
-    i32 [B], the tokens so far of each row, which is the slot of its next one.
-    memory_segments: i32 [B, S], 1 = a token of the encoder's, or None. more: of prompts
-    with arrays beside these, i32 [B] each: `position_ids` how far a token's position is
-    from its slot, and token types and streams of ids those of all new tokens.
+    layers: one LayerCache per layer. segments: i32 [B, room], 1 = a token, 0 = none
+    yet. steps: i32 [B, room] as attention_mask.py reads them, None in a causal model.
+    index: i32 [B], the number of tokens in each row, which is the slot of its next one.
+    memory_segments: i32 [B, S], 1 = a token of the encoder, or None. more: for prompts
+    with further arrays, i32 [B] each: `position_ids` is the difference between a
+    token's position and its slot; the others (token types, streams of ids) are the ids
+    of all new tokens.
     """
 
     layers: tuple[LayerCache, ...]
@@ -50,12 +53,12 @@ class Cache(NamedTuple):
 
     @property
     def room(self) -> int:
-        """How many tokens a row may have."""
+        """The number of tokens that a row can hold."""
         return self.segments.shape[1]
 
 
 def init_layers(cfg: EncoderConfig, rows: int, room: int) -> tuple[LayerCache, ...]:
-    """Make caches without tokens for each layer of cfg."""
+    """Create an empty cache for each layer of cfg."""
     shape = (rows, cfg.num_attention_heads, room, cfg.head_dim)
     empty = jnp.zeros(shape, cfg.dtype)
     return (LayerCache(empty, empty),) * cfg.num_hidden_layers
@@ -64,9 +67,9 @@ def init_layers(cfg: EncoderConfig, rows: int, room: int) -> tuple[LayerCache, .
 def write(
     cache: LayerCache, key: jax.Array, value: jax.Array, slots: jax.Array | None
 ) -> LayerCache:
-    """Put keys and values [B, n, H, K] of tokens into their slots, i32 [B, n].
+    """Write keys and values [B, n, H, K] of tokens into their slots, i32 [B, n].
 
-    slots: None for the first n. What has no slot in the room is lost.
+    slots: None for the first n. Tokens with slots beyond the room are dropped.
     """
 
     def put(old: jax.Array, new: jax.Array) -> jax.Array:

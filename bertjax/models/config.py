@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What encoders and decoders are made of: sizes and switches, without jax."""
+"""The configuration of encoders and decoders: sizes and switches, without jax."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from bertjax import UserError, registry
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "gelu_new", "gelu_pytorch_tanh")
 ACTIVATIONS += ("relu", "relu2", "silu")
-# Options of how it is computed, and of nothing else.
+# Options that change only how a model is computed, not what it computes.
 RUNTIME = ("remat", "unroll", "attention", "max_logits_mb")
 ATTENTION = ("xla", "tpu", "gpu", "fused", "splash", "cudnn")
 DTYPES = ("float32", "bfloat16")
@@ -38,12 +38,12 @@ RANGES = {
 
 
 def read_id_streams(written: str) -> dict[str, int]:
-    """Read the value of model.id_streams: {name: rows}; 0 where no number is given.
+    """Parse model.id_streams into {name: rows}; rows is 0 if no number is given.
 
     >>> read_id_streams("role:32,type")
     {'role': 32, 'type': 0}
 
-    Raises UserError for what is no name or number, or is given twice.
+    Raises UserError for an invalid name or number, or a repeated name.
     """
     found: dict[str, int] = {}
     for entry in registry.split_list(written):
@@ -59,15 +59,15 @@ def read_id_streams(written: str) -> dict[str, int]:
 
 @dataclasses.dataclass(frozen=True)
 class EncoderConfig:
-    """Sizes and switches of an encoder; Hugging Face's names where they exist.
+    """Sizes and switches of an encoder, with Hugging Face's names where they exist.
 
-    The defaults are BERT's; each switch works alone. What a 0 or "" means is said
-    beside it. `hidden_act`: "gelu" is the exact one (erf); "gelu_tanh", "gelu_new" and
-    "gelu_pytorch_tanh" are the approximation of google-research/bert; "relu2" is relu
-    squared (So et al. 2021, arXiv 2109.08668, section 3). `unroll` is the number of
-    layers a step of the layer loop runs; 0 unrolls all of them. `remat` recomputes in
-    the backward pass: "full" everything inside a layer, "dots" all but the results of
-    matrix products.
+    The defaults are BERT's, and each switch works independently. A comment beside a
+    field explains its 0 or "". `hidden_act`: "gelu" is exact (erf); "gelu_tanh",
+    "gelu_new" and "gelu_pytorch_tanh" are the approximation of google-research/bert;
+    "relu2" is relu squared (So et al. 2021, arXiv 2109.08668, section 3). `unroll` is
+    the number of layers per step of the layer loop; 0 unrolls all of them. `remat`
+    recomputes activations in the backward pass: "full" everything inside a layer,
+    "dots" everything except the results of matrix products.
     """
 
     vocab_size: int
@@ -75,100 +75,108 @@ class EncoderConfig:
     num_hidden_layers: int
     num_attention_heads: int
     intermediate_size: int
-    # Rows of the position table, the unused ones before position_offset included; of
-    # rope and none the longest sequence.
+    # Rows of the position table, including the unused ones before position_offset; for
+    # rope and none the length of the longest sequence.
     max_position_embeddings: int = 512
     type_vocab_size: int = 2  # 0: no token types
-    # Further ids of tokens that have embeddings, added to the words', with the rows of
-    # their tables: "role:32,type:50002"; a batch has them as {name}_ids. In a config a
-    # stream of data.streams needs no number: it has 2 rows and those that data.streams
-    # allows, 65,534 unless it says less (speaker:16).
+    # Further streams of ids per token, whose embeddings are added to the words', each
+    # with the number of rows of its table: "role:32,type:50002". A batch has them as
+    # {name}_ids. In a config a stream that is in data.streams needs no number: its
+    # table has 2 rows more than the ids that data.streams allows (speaker:16; 65,534
+    # without a number there).
     id_streams: str = ""
     layer_norm_eps: float = 1e-12
     hidden_act: str = "gelu"
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
     initializer_range: float = 0.02
-    # Deviations by the inputs of each product instead, embeddings of 1 (T5's).
+    # Initialize with standard deviations by the fan-in of each product instead, and
+    # embeddings with a deviation of 1 (as T5 does).
     fan_in_init: bool = False
-    # Products that end in a residual sum (attention/output, mlp/down) begin as 0.
+    # Kernels whose products end in a residual sum (attention/output, mlp/down) are
+    # initialized with 0.
     zero_init_outputs: bool = False
     pooler: bool = True
     dtype: str = "float32"
     remat: str = "none"
     unroll: int = 0
-    # Which backend attends: xla, fused, splash, cudnn (bertjax/models/attention.py);
-    # tpu and gpu stand for the best there that takes the shapes; or a module of yours
+    # The attention backend: xla, fused, splash or cudnn (bertjax/models/attention.py);
+    # tpu or gpu, the best one there that supports the shapes; or a module of yours
     # that defines make_attention, "my_lab.kernel:block=64".
     attention: str = "xla"
-    # Embeddings of this width and a projection to hidden_size; 0: hidden_size, none.
+    # Width of the embeddings, with a projection to hidden_size. 0: hidden_size, and no
+    # projection.
     embedding_size: int = 0
     embedding_norm: bool = True
     position_embedding_type: str = "absolute"  # learned; or rope, none
     position_offset: int = 0  # row of the first token; RoBERTa's is 2
     rope_theta: float = 10_000.0
-    local_rope_theta: float = 0.0  # of local layers; 0: rope_theta
-    # Biases of the scores by how far a key is from its query, in so many buckets, the
-    # last of which begins at the distance; one table for all layers. 0: none.
+    local_rope_theta: float = 0.0  # for local layers; 0: rope_theta
+    # Scores get a bias by the distance from query to key, in this many buckets; the
+    # last one begins at relative_attention_max_distance. One table serves all layers.
+    # 0: no biases.
     relative_attention_num_buckets: int = 0
     relative_attention_max_distance: int = 128
     norm_position: str = "post"  # after each residual sum; pre: before each block
     norm_type: str = "layer_norm"  # or rms_norm
     norm_bias: bool = True
-    first_attention_norm: bool = True  # of pre alone
+    first_attention_norm: bool = True  # may be False only with norm_position=pre
     final_norm: bool = False  # after the last layer
     attention_bias: bool = True
-    # What products of queries and keys are multiplied by. 0: head_dim^-0.5; T5's is 1.
+    # The factor of the products of queries and keys. 0: head_dim^-0.5; T5's is 1.
     attention_scale: float = 0.0
     # Queries and keys of each head go through an RMS norm without scale, before rotary
     # positions (Henry et al. 2020, arXiv 2010.04245; its form as in modded-nanogpt).
     qk_norm: bool = False
-    # Tokens see those before them alone, in every layer: a language model from left to
-    # right. With a window: those at most half of it behind.
+    # Causal attention in every layer: a left-to-right language model. With a window a
+    # token attends to those at most half of it behind.
     is_decoder: bool = False
-    # Layers of a decoder that reads what the encoder makes (decoder.py); the words are
-    # shared, all other options hold for both. 0: there is none.
+    # Layers of a decoder that attends to the encoder's output (decoder.py); both share
+    # the word embeddings and all other options. 0: no decoder.
     num_decoder_layers: int = 0
-    # Full width of the window: a token sees those at most half of it away. 0: all.
+    # Full width of the attention window: a token attends to those at most half of it
+    # away. 0: no window.
     local_attention: int = 0
-    # Every n-th layer, beginning with the first, sees all; 0: none does.
+    # Every n-th layer, beginning with the first, attends to all tokens; 0: none does.
     global_attn_every_n_layers: int = 0
     mlp_type: str = "plain"  # or glu: activation(x up) * (x gate)
     mlp_bias: bool = True
-    # What layers read beside the layer before them, by learnt scalars (skips.py): the
-    # embeddings; in the place of half of their values those of the first layer; layers
-    # of the second half the results of those of the first, in reverse.
+    # What layers read besides the previous layer, by learned scalars (skips.py): the
+    # embeddings; the values of the first layer's attention, mixed with their own; in
+    # the second half of the layers the results of the first half, in reverse order.
     embedding_skip: bool = False
     value_skip: bool = False
     unet_skips: bool = False
-    # Sets of layer parameters; layer l uses floor(l groups / layers). 0: one a layer.
+    # Sets of layer parameters; layer l uses set floor(l groups / layers). 0: one per
+    # layer.
     num_hidden_groups: int = 0
     # The masked-LM head: dense, activation, norm, then the embeddings or its own
-    # matrix; False: the matrix alone, as in GPT.
+    # matrix. False: only the matrix, as in GPT.
     classifier_transform: bool = True
     classifier_bias: bool = True
     classifier_activation: str = ""  # empty: hidden_act
     tie_word_embeddings: bool = True
     decoder_bias: bool = True
-    # What hidden states are multiplied by before the matrix over the vocabulary. 0: 1;
-    # of T5 v1.0, whose matrix is tied, hidden_size^-0.5.
+    # The factor of hidden states before the output matrix over the vocabulary. 0: no
+    # scaling. T5 v1.0, whose matrix is tied, has hidden_size^-0.5.
     logit_scale: float = 0.0
-    # Logits over the vocabulary are cap tanh(logits / cap), so none is beyond it
-    # (Gemma 2, arXiv 2408.00118, section 2). 0: as they are.
+    # Logits over the vocabulary become cap tanh(logits / cap), so none exceeds the cap
+    # (Gemma 2, arXiv 2408.00118, section 2). 0: no cap.
     final_logit_softcapping: float = 0.0
-    # What classes of a whole text are computed of: the first token (cls), the last one
-    # or the mean of them all, through a dense layer and this activation; empty: through
-    # neither.
+    # A whole text's classes are computed from its first token (cls), its last one or
+    # the mean of all, through a dense layer and pooler_activation; if that is empty,
+    # through neither.
     classifier_pooling: str = "cls"
     pooler_activation: str = "tanh"
-    # The head of a task begins as the masked LM's does: dense, activation, norm.
+    # A task's head begins as the masked LM's does: dense, activation, norm.
     task_transform: bool = False
-    # Ids below it are pieces, rows beyond pad the table and are never predicted; 0: all
-    # are. Empty in a config: the tokenizer's; imported models predict them all.
+    # Ids below this number are the tokenizer's pieces; the rows from it on pad the
+    # table and are never predicted. 0: all rows are predicted. Empty in a config: the
+    # tokenizer's number of pieces; imported models predict all rows.
     pieces: int = 0
-    # Largest f32 logits of a device in a masked LM's step, MB (2^20 bytes); more are
-    # made a chunk at a time, and again in the backward pass. ELECTRA's generator draws
-    # the same from chunks, but where rounding of the logits decides. 0: no limit.
+    # Largest f32 logits per device in a masked LM's step, in MB (2^20 bytes). Larger
+    # ones are computed in chunks, and again in the backward pass. From chunks ELECTRA's
+    # generator samples the same ids, except where rounding decides. 0: no limit.
     max_logits_mb: int = 0
 
     def __post_init__(self) -> None:
@@ -204,7 +212,7 @@ class EncoderConfig:
             raise UserError(message)
 
     def _clashes(self) -> Iterator[str]:
-        """Say what does not go together."""
+        """Yield a message for each combination of options that is not supported."""
         is_rope = self.position_embedding_type == "rope"
         positions = f"model.position_embedding_type={self.position_embedding_type}"
         offset = f"model.position_offset={self.position_offset}"
@@ -269,7 +277,7 @@ class EncoderConfig:
             yield f"{groups} is more than {layers}"
 
     def _bucket_clashes(self) -> Iterator[str]:
-        """Say what no bucket can be made of: half of them are of one distance each."""
+        """Check that the buckets are possible: half of them hold one distance each."""
         buckets = self.relative_attention_num_buckets
         key = f"model.relative_attention_num_buckets={buckets}"
         least = 2 if self.is_decoder else 4
@@ -285,7 +293,7 @@ class EncoderConfig:
             )
 
     def _decoder_clashes(self) -> Iterator[str]:
-        """Say what an encoder with a decoder behind it does not have."""
+        """Yield a message for each option that excludes num_decoder_layers."""
         key = f"model.num_decoder_layers={self.num_decoder_layers}"
         if self.is_decoder:
             yield (
@@ -308,27 +316,27 @@ class EncoderConfig:
 
     @property
     def has_head_parameters(self) -> bool:
-        """False where the head over the vocabulary is the word embeddings alone."""
+        """False if the head over the vocabulary is only the word embeddings."""
         has_own = self.classifier_transform or self.decoder_bias
         return has_own or not self.tie_word_embeddings
 
     @property
     def max_length(self) -> int:
-        """The longest sequence that has positions."""
+        """The length of the longest sequence that has positions."""
         return self.max_position_embeddings - self.position_offset
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """Which set of parameters each layer uses (Lan et al. 2020, section 3.1)."""
+        """The set of parameters of each layer (Lan et al. 2020, section 3.1)."""
         n = self.num_hidden_layers
-        # Exact; transformers' int(i / (n / groups)) rounds: where the groups do not
-        # divide the layers it may be one less, as at layer 9 of 18 in 14 groups, which
-        # interop/families/albert.py refuses.
+        # This is exact. transformers' int(i / (n / groups)) rounds: if the groups do
+        # not divide the layers it may be one less, as at layer 9 of 18 in 14 groups;
+        # interop/families/albert.py refuses such models.
         return tuple(i * (self.num_hidden_groups or n) // n for i in range(n))
 
     @property
     def is_global(self) -> tuple[bool, ...]:
-        """Say of each layer whether its tokens see all others."""
+        """Whether the tokens of each layer attend to all others, not to a window."""
         every = self.global_attn_every_n_layers
         return tuple(
             not self.local_attention or (every > 0 and i % every == 0)
@@ -337,10 +345,10 @@ class EncoderConfig:
 
 
 def decoder_config(cfg: EncoderConfig) -> EncoderConfig:
-    """Return the decoder's own stack of layers, as the config of an encoder.
+    """Return the config of the decoder's own layers, as that of a causal encoder.
 
-    Its positions are relative to one side, its layers are the decoder's, and token
-    types and streams of ids are the encoder's alone.
+    Its relative positions are one-sided, and it has no token types and no streams of
+    ids: only the encoder has them.
     """
     return dataclasses.replace(
         cfg,
@@ -354,10 +362,11 @@ def decoder_config(cfg: EncoderConfig) -> EncoderConfig:
 
 
 def generator_config(cfg: EncoderConfig, width: int) -> EncoderConfig:
-    """Return the generator of a discriminator: as deep, `width` wide, heads of 64.
+    """Return the config of an ELECTRA generator for a discriminator's config.
 
-    Its MLP is narrower by as much; it projects the shared embeddings, [V, E], unless it
-    is as wide as they are (google-research/electra, run_pretraining.py).
+    The generator has as many layers, hidden size `width` and heads of 64; its MLP is
+    narrower in the same proportion. It projects the shared embeddings, [V, E], unless
+    it is as wide as they are (google-research/electra, run_pretraining.py).
     """
     if cfg.relative_attention_num_buckets:
         raise UserError(

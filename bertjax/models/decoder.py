@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A decoder behind an encoder: T5 (Raffel et al. 2020), BART (Lewis et al. 2020).
 
-Its layers are the encoder's (transformer_layer.py) with a cross-attention: causal
-self-attention, attention to what the encoder made, MLP. The word embeddings are the
-encoder's; positions, their norm and the final norm are its own. What sets T5 and BART
-apart are switches of EncoderConfig (families.py).
+Its layers are those of the encoder (transformer_layer.py) with a cross-attention added:
+causal self-attention, attention to the encoder's output, MLP. It shares the encoder's
+word embeddings; positions, their norm and the final norm are its own. Switches of
+EncoderConfig select T5 or BART (families.py).
 """
 
 from typing import NamedTuple
@@ -26,13 +26,14 @@ from bertjax.models.transformer_layer import (
     normalise,
 )
 
-OWN_KEYS = 2**31 - 1  # folded into a key, so that it draws other masks than the encoder
+# Folded into the random key, so that dropout differs from the encoder's.
+OWN_KEYS = 2**31 - 1
 
 
 class Memory(NamedTuple):
-    """What a decoder reads of the encoder's tokens.
+    """The encoder's output, to which a decoder attends.
 
-    hidden: [B, S, D]; segments: i32 [B, S], 1 = real, of packed rows the number of the
+    hidden: [B, S, D]; segments: i32 [B, S], 1 = real, in packed rows the number of the
     sequence, 0 = padding.
     """
 
@@ -41,7 +42,7 @@ class Memory(NamedTuple):
 
 
 def init(rng: jax.Array, cfg: EncoderConfig) -> Params:
-    """Make params["decoder"]: layers stacked on axis 0, drawn as the encoder's are."""
+    """Create params["decoder"], initialized like the encoder, layers on axis 0."""
     own = decoder_config(cfg)
     specs = {"embeddings": position_specs(own), "layers": layer_specs(own, cross=True)}
     if not specs["embeddings"]:
@@ -57,7 +58,7 @@ def encode(
     batch: dict[str, jax.Array],
     rng: jax.Array | None = None,
 ) -> Memory:
-    """Run the encoder of the whole tree on a batch as `encoder.apply` takes it."""
+    """Run the encoder on a batch (as for `encoder.apply`); params: the whole tree."""
     cfg = encoder.without_pooler(cfg)
     hidden = encoder.apply(params["encoder"], cfg, batch, rng).hidden
     return Memory(hidden, batch.get("segment_ids", batch["attention_mask"]))
@@ -72,10 +73,10 @@ def apply(
 ) -> jax.Array:
     """Return hidden states [B, T, D] in cfg.dtype; `rng=None` means evaluation.
 
-    params: the whole tree. batch: decoder_input_ids i32 [B, T], shifted to the right by
-    the host, and decoder_attention_mask (1 = real; without it all are). Packed rows
-    have decoder_segment_ids and decoder_position_ids i32 [B, T]; a sequence has the
-    number there that it has in memory.segments. rng may be the encoder's.
+    params: the whole tree. batch: decoder_input_ids i32 [B, T], shifted right by the
+    host, and decoder_attention_mask (1 = real; all tokens are if it is missing). Packed
+    rows have decoder_segment_ids and decoder_position_ids i32 [B, T]; a sequence has
+    the same number there as in memory.segments. rng may be the encoder's.
     """
     own, tokens = decoder_config(cfg), decoder_tokens(batch)
     rng = fold_in(rng, OWN_KEYS)
@@ -94,20 +95,20 @@ def apply(
 
 
 def decoder_tokens(batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Name a batch's decoder_* arrays as those of an encoder are."""
+    """Return a batch's decoder_* arrays under the names of an encoder's arrays."""
     start = "decoder_"
     own = {k.removeprefix(start): v for k, v in batch.items() if k.startswith(start)}
     return {"attention_mask": jnp.ones_like(own["input_ids"]), **own}
 
 
 def decoder_embeddings(params: Params) -> Params:
-    """Return what `embed` reads: the decoder's own positions, the encoder's words."""
+    """Return parameters for `embed`: the decoder's positions, the encoder's words."""
     word = params["encoder"]["embeddings"]["word"]
     return {**params["decoder"].get("embeddings", {}), "word": word}
 
 
 def make_memory_inputs(tokens: dict[str, jax.Array], memory: Memory) -> MemoryInputs:
-    """Make what the cross-attention reads; tokens: of `decoder_tokens`."""
+    """Build the inputs of the cross-attention; tokens: from `decoder_tokens`."""
     packed = "segment_ids" in tokens
     queries = tokens["segment_ids" if packed else "attention_mask"]
     mask = AttentionMask(memory.segments, packed, queries=queries)

@@ -26,11 +26,11 @@ def embed(
     rng: jax.Array | None = None,
     inputs: jax.Array | None = None,
 ) -> jax.Array:
-    """Return what the first layer reads, [B, L, D] in cfg.dtype; rng: the encoder's.
+    """Return the input of the first layer, [B, L, D] in cfg.dtype; rng: the encoder's.
 
     Embeddings of words, positions, token types and streams of ids ({name}_ids in the
-    batch, i32 [B, L]) are added up in f32 [B, L, E]. inputs: [B,
-    L, E] in the place of the word embeddings; None: those of input_ids.
+    batch, i32 [B, L]) are summed in f32 [B, L, E]. inputs: [B, L, E], used instead of
+    the word embeddings of input_ids; or None.
     """
     if inputs is None:
         x = lookup(params["word"], batch["input_ids"])
@@ -44,14 +44,14 @@ def embed(
         else:
             x = x + table[: x.shape[1]].astype(jnp.float32)
     if cfg.type_vocab_size:
-        # Without token types in the batch everything is of type 0.
+        # If the batch has no token types, all tokens have type 0.
         x = x + (
             lookup(params["token_type"], batch["token_type_ids"])
             if "token_type_ids" in batch
             else params["token_type"][0].astype(jnp.float32)
         )
     for name in read_id_streams(cfg.id_streams):
-        # As of token types: without ids in the batch all are 0.
+        # Likewise: if the batch has no such ids, all are 0.
         table, ids = params["streams"][name], batch.get(f"{name}_ids")
         x = x + (table[0].astype(jnp.float32) if ids is None else lookup(table, ids))
     if cfg.embedding_norm:
@@ -80,9 +80,9 @@ def rope_angles(positions: jax.Array, width: int, theta: float) -> Rope:
 def apply_rope(x: jax.Array, rope: Rope, by_product: bool = False) -> jax.Array:
     """Rotate the pairs (i, i + K/2) of x [B, L, H, K] by the angles of `rope`.
 
-    by_product: halves of a head change places by a product with a matrix of 0, 1 and
-    -1, to the same result. It is for TPUs, where slices of less than 128 numbers are
-    padded: a step of modern.py:base has 3% fewer cycles so, by the compiler.
+    by_product: swap the halves of a head by a product with a matrix of 0, 1 and -1,
+    with the same result. It is for TPUs, which pad slices of fewer than 128 numbers:
+    by the compiler's estimate it saves 3% of the cycles of a step of modern.py:base.
     """
     cos, sin = rope
     if by_product:
@@ -97,7 +97,7 @@ def apply_rope(x: jax.Array, rope: Rope, by_product: bool = False) -> jax.Array:
 
 
 def take_rope(rope: Rope, at: jax.Array | None) -> Rope:
-    """Take the angles at positions `at` i32 [B, P], all where it is None."""
+    """Select the angles at positions `at` i32 [B, P]; None selects all."""
     if at is None:
         return rope
     cos, sin = (x if x.ndim == 4 else x[None] for x in rope)
@@ -106,12 +106,13 @@ def take_rope(rope: Rope, at: jax.Array | None) -> Rope:
 
 
 def relative_buckets(cfg: EncoderConfig) -> np.ndarray:
-    """Return the bucket of a key i places away, i32 [2 M + 1] for i = -M, ..., M.
+    """Return the bucket of a key at offset i, i32 [2 M + 1] for i = -M, ..., M.
 
     M is cfg.relative_attention_max_distance; farther keys are in the buckets of M. Half
-    of a side's buckets are of one distance each, the others grow like powers (Raffel et
-    al. 2020, T5, section 2.1). An encoder has as many buckets for keys behind a query
-    as for those after it, a decoder has all for those behind.
+    of a side's buckets hold one distance each; the widths of the others grow
+    geometrically (Raffel et al. 2020, T5, section 2.1). An encoder uses half of the
+    buckets for keys before a query and half for keys after it; a decoder uses all of
+    them for keys before it.
 
         buckets=8, max_distance=6   i  -6 -5 -4 -3 -2 -1  0  1  2  3  4  5  6
         an encoder                      3  3  3  2  2  1  0  5  6  6  7  7  7
@@ -121,7 +122,7 @@ def relative_buckets(cfg: EncoderConfig) -> np.ndarray:
     side = cfg.relative_attention_num_buckets // (1 if cfg.is_decoder else 2)
     exact = side // 2
     away = np.arange(most + 1)
-    # In float32, as T5's own code: at the edges of buckets rounding decides.
+    # Compute in float32, as T5's code does: rounding decides at the edges of buckets.
     ratio = np.maximum(away, 1).astype(np.float32) / np.float32(exact)
     growth = np.log(ratio) / np.float32(np.log(most / exact)) * np.float32(side - exact)
     far = np.minimum(exact + growth.astype(np.int64), side - 1)
@@ -139,9 +140,10 @@ def relative_bias(
 ) -> jax.Array:
     """Return the biases of scores, f32 [1, H, L, L], or [B, H, L, L] by position_ids.
 
-    table: [buckets, H]. Packed rows without attention_steps count their positions up
-    within each sequence, so that places tell as much as position_ids there. slots: i32
-    [B, P], the places of the queries that there are, [B, H, P, L].
+    table: [buckets, H]. In packed rows without attention_steps positions count up
+    within each sequence, so offsets in the row equal those of position_ids, which are
+    not read then. slots: i32 [B, P], the slots of the queries; the result is [B, H, P,
+    L] then.
     """
     positions = batch.get("position_ids")
     if "segment_ids" in batch and "attention_steps" not in batch:

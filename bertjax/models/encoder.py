@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The encoder of BERT (Devlin et al. 2019, section 3) and of its relatives.
 
-What sets the relatives apart are switches of EncoderConfig; bertjax/models/families.py
-lists which family uses which.
+The relatives differ by switches of EncoderConfig; bertjax/models/families.py lists the
+switches of each family.
 """
 
 import dataclasses
@@ -23,15 +23,15 @@ from bertjax.models.transformer_layer import make_attention_inputs, normalise
 
 
 class Encoded(NamedTuple):
-    """What heads see: hidden [B, L, D]; pooled [B, D], packed [B, S, D], or None."""
+    """Input of heads: hidden [B, L, D]; pooled [B, D], packed [B, S, D], or None."""
 
     hidden: jax.Array
     pooled: jax.Array | None
 
 
 class EncodedInside(NamedTuple):
-    """What heads of inner layers see: as Encoded, and inner: what the layers that were
-    asked for read, [B, L, D] each."""
+    """The input of heads that read inner layers: an Encoded, and the inputs of the
+    requested layers, `inner`, [B, L, D] each."""
 
     hidden: jax.Array
     pooled: jax.Array | None
@@ -39,7 +39,7 @@ class EncodedInside(NamedTuple):
 
 
 class EncodedNowhere(NamedTuple):
-    """What heads see that read no token's vector: to read hidden is a ValueError."""
+    """The input of heads that read no token's vector: `hidden` raises ValueError."""
 
     pooled: jax.Array | None
     inner: tuple[jax.Array, ...] = ()
@@ -53,14 +53,16 @@ class EncodedNowhere(NamedTuple):
 
 
 def init(rng: jax.Array, cfg: EncoderConfig) -> Params:
-    """Make the parameters: truncated normal 0.02, biases 0, norm scales 1, all f32.
+    """Initialize the parameters: f32; truncated normal, biases 0, norm scales 1.
 
-    cfg.fan_in_init: deviations by the inputs of each product (initializers.py).
-    cfg.zero_init_outputs: what each block adds to the residual stream begins as 0, as
-    in modded-nanogpt and, by a factor, in Goyal et al. 2017 (arXiv 1706.02677), 5.1.
+    The deviation is cfg.initializer_range (0.02 in BERT), or with cfg.fan_in_init by
+    the fan-in of each product (initializers.py). With cfg.zero_init_outputs the output
+    of each block begins as 0, as in modded-nanogpt and, by a factor, in Goyal et al.
+    2017 (arXiv 1706.02677), 5.1.
 
-    Leaves of the layers are stacked on axis 0, [N, ...]; where layers share, each set
-    is there once, and a leaf that the first layer lacks is stacked over the others.
+    Leaves of the layers are stacked on axis 0, [N, ...]. If layers share parameters,
+    each set is stored once. A leaf that the first layer lacks is stacked over the
+    others.
     """
     d, e = cfg.hidden_size, cfg.embedding_width
     embeddings: dict[str, Any] = {"word": ((cfg.vocab_size, e), "normal")}
@@ -95,21 +97,21 @@ def apply(
     batch: input_ids, attention_mask (1 = real) i32 [B, L]; optional token_type_ids
     and position_ids i32 [B, L], and {name}_ids i32 [B, L] of cfg.id_streams. Packed
     rows have segment_ids i32 [B, L] (0 = padding) and cls_positions i32 [B, S]. Returns
-    hidden [B, L, D] in cfg.dtype and, with a pooler, pooled [B, D], or [B, S, D] of
-    packed rows. Ids must be below the table sizes: the host sees to it. attention_steps
-    i32 [B, L] say who sees whom (attention_mask.py); in a decoder each token sees those
-    before it.
+    hidden [B, L, D] in cfg.dtype and, with a pooler, pooled [B, D], or [B, S, D] for
+    packed rows. Ids must be below the table sizes, which the host checks.
+    attention_steps i32 [B, L] define which tokens attend to which (attention_mask.py);
+    in a decoder each token attends to those before it.
 
-    at: i32 [B, P], the positions where alone hidden is wanted, [B, P, D]. The last
-    layer is computed there (and where the pooler looks), but for its keys and values:
-    what else it makes nobody reads. In a loop over the layers (cfg.unroll) it is
-    computed everywhere. Raises ValueError where the pooler takes the mean of all.
+    at: i32 [B, P], the only positions whose hidden states are needed, [B, P, D]. The
+    last layer is computed only there (and where the pooler reads), except for its keys
+    and values. If the layers run in a loop (cfg.unroll), it is computed everywhere.
+    Raises ValueError if the pooler takes the mean of all tokens.
 
-    inputs: [B, L, E] in the place of word embeddings (transformers' inputs_embeds);
+    inputs: [B, L, E], used instead of word embeddings (transformers' inputs_embeds);
     positions and types are added to them, and input_ids are not read.
 
-    Returns an Encoded; with depths, layers from 0, or -1 for the last, an EncodedInside
-    that has their inputs.
+    Returns an Encoded. With depths, layers counted from 0, or -1 for the last, returns
+    an EncodedInside with the inputs of those layers.
     """
     if not depths:
         return _apply(params, cfg, batch, rng, lambda x: None, at, inputs)[0]
@@ -125,11 +127,11 @@ def apply_layers(
     batch: dict[str, jax.Array],
     keep: Callable[[jax.Array], jax.Array],
 ) -> jax.Array:
-    """Evaluate a batch as `apply` does and return what is kept of every depth.
+    """Evaluate a batch as `apply` does and return keep(x) for every depth.
 
-    keep: a function of the embeddings, as the first layer gets them, and of each
-    layer's result, all [B, L, D]. Returns [N + 1, ...]; the last is of `hidden`, behind
-    the final norm where there is one, as transformers' output_hidden_states has it.
+    keep: a function of the first layer's input and of each layer's result, all [B, L,
+    D]. Returns [N + 1, ...]; the last entry is keep(hidden), after the final norm if
+    there is one, like transformers' output_hidden_states.
     """
     encoded, (first, results) = _apply(params, cfg, batch, None, keep)
     return jnp.stack([first, *results[:-1], keep(encoded.hidden)])
@@ -144,7 +146,7 @@ def _apply(
     at: jax.Array | None = None,
     inputs: jax.Array | None = None,
 ) -> tuple[Encoded, tuple[Any, Any]]:
-    """Run the encoder; also returns what is kept of the embeddings and the layers."""
+    """Run the encoder; also return keep(x) of the embeddings and of the layers."""
     with jax.named_scope("embeddings"):
         x = embed(params["embeddings"], cfg, batch, rng, inputs)
     first = keep(x)
@@ -159,7 +161,7 @@ def _apply(
             one = jnp.zeros((len(x), 1), jnp.int32)
             pooled_at = batch.get("cls_positions", one)
         positions = jnp.concatenate([pooled_at, at], axis=1)
-        pooling = "cls"  # what x begins with then
+        pooling = "cls"  # x then begins with the tokens to pool
     run = run_layers(params["layers"], cfg, x, seen, rng, keep, positions)
     x, results = run.hidden, run.kept
     if cfg.final_norm:
@@ -183,5 +185,5 @@ def count_params(params: Params) -> int:
 
 
 def without_pooler(cfg: EncoderConfig) -> EncoderConfig:
-    """Return the same encoder, whose pooled vector nobody wants."""
+    """Return the same config without a pooler."""
     return dataclasses.replace(cfg, pooler=False)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The families of models: what each fixes in an EncoderConfig, and published sizes.
+"""The families of models: the options each fixes in EncoderConfig, and its sizes.
 
-Names are the `model_type` of Hugging Face's config.json.
+Names are those of `model_type` in Hugging Face's config.json.
 """
 
 import dataclasses
@@ -19,8 +19,9 @@ def shape(layers: int, width: int, heads: int, **more: Any) -> Shape:
     )
 
 
-# Turc et al. 2019 (arXiv 1908.08962); Devlin et al. 2019 for base and large. The MLP
-# is four times as wide where nothing else is said, heads are 64 wide.
+# Turc et al. 2019 (arXiv 1908.08962); Devlin et al. 2019 for base and large. Unless a
+# size says otherwise the MLP is four times as wide as the hidden size. Heads are 64
+# wide.
 SIZES: Mapping[str, Shape] = {
     "tiny": shape(2, 128, 2),
     "mini": shape(4, 256, 4),
@@ -33,13 +34,14 @@ SIZES: Mapping[str, Shape] = {
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """What sets a family apart from BERT, and the sizes it was published in."""
+    """The options by which a family differs from BERT, and its sizes."""
 
     fixed: Shape
     sizes: Mapping[str, Shape]
 
 
-# Liu et al. 2019: positions begin after the padding id's row (fairseq), type 0 only.
+# Liu et al. 2019: positions begin after the padding id's row (fairseq), and there is
+# only type 0.
 ROBERTA = dict(
     position_offset=2,
     max_position_embeddings=514,
@@ -48,7 +50,7 @@ ROBERTA = dict(
     classifier_activation="gelu",
 )
 T5 = dict(
-    max_position_embeddings=2**24,  # none: scores are biased by distance
+    max_position_embeddings=2**24,  # no limit: scores are biased by distance
     type_vocab_size=0,
     pooler=False,
     layer_norm_eps=1e-6,
@@ -73,13 +75,13 @@ T5_1_1 = dict(
 
 
 def t5(layers: int, width: int, heads: int, inner: int, **more: Any) -> Shape:
-    """Return a size of T5, whose decoder is as deep as its encoder."""
+    """Return a size of T5, with as many decoder layers as encoder layers."""
     own = dict(num_decoder_layers=layers, intermediate_size=inner)
     return shape(layers, width, heads, **own, **{"logit_scale": width**-0.5, **more})
 
 
 # Bao et al. 2021 (arXiv 2109.09519), section 3.1, and PaddlePaddle/Knover's
-# projects/PLATO-XL/11B.json: pre-LN, a type for knowledge, a table of 128 roles.
+# projects/PLATO-XL/11B.json: pre-LN, a token type for knowledge, a table of 128 roles.
 PLATO = dict(
     pooler=False,
     max_position_embeddings=1024,
@@ -97,7 +99,7 @@ FAMILIES: Mapping[str, Family] = {
     "roberta": Family(ROBERTA, SIZES),
     "xlm-roberta": Family(ROBERTA, SIZES),
     "camembert": Family(ROBERTA, SIZES),  # Martin et al. 2020
-    # Lan et al. 2020, table 1. tiny, mini: ours, for tests and small machines.
+    # Lan et al. 2020, table 1. tiny and mini are ours, for tests and small machines.
     "albert": Family(
         dict(embedding_size=128, num_hidden_groups=1),
         {
@@ -109,9 +111,10 @@ FAMILIES: Mapping[str, Family] = {
             "xxlarge": shape(12, 4096, 64),
         },
     ),
-    # Clark et al. 2020, table 6: the discriminators. Their generators are these with
-    # hidden_size, heads and MLP times 1/4 (base: 1/3), embeddings shared. The dense
-    # layer before a task's classes is transformers'; google-research/electra has none.
+    # Clark et al. 2020, table 6: the discriminators. Their generators have the same
+    # shapes with hidden_size, heads and MLP times 1/4 (base: 1/3) and share the
+    # embeddings. The dense layer before a task's classes follows transformers;
+    # google-research/electra has none.
     "electra": Family(
         dict(pooler=False, classifier_activation="gelu", pooler_activation="gelu"),
         {
@@ -122,11 +125,11 @@ FAMILIES: Mapping[str, Family] = {
             "large": SIZES["large"],
         },
     ),
-    # Sanh et al. 2019, section 3; a task's head as in their code, transformers.
+    # Sanh et al. 2019, section 3; a task's head is that of their code in transformers.
     "distilbert": Family(
         dict(type_vocab_size=0, pooler=False, pooler_activation="relu"),
         {
-            # Of half the layers of BERT's of these names; base alone is published.
+            # Half the layers of BERT's sizes of these names; only base is published.
             "tiny": shape(1, 128, 2),
             "mini": shape(2, 256, 4),
             "medium": shape(4, 512, 8),
@@ -198,9 +201,10 @@ FAMILIES: Mapping[str, Family] = {
             "xl": shape(48, 1600, 25),
         },
     ),
-    # Raffel et al. 2020, section 2.1 and table 14; v1.1 after Shazeer 2020, with a
-    # matrix of its own (google-research/text-to-text-transfer-transformer,
-    # released_checkpoints.md). Heads of others are not hidden_size / heads wide.
+    # Raffel et al. 2020, section 2.1 and table 14. v1.1 follows Shazeer 2020 and has an
+    # untied output matrix (google-research/text-to-text-transfer-transformer,
+    # released_checkpoints.md). The other published sizes are missing because the width
+    # of their heads is not hidden_size / heads.
     "t5": Family(
         T5,
         {
@@ -233,7 +237,7 @@ FAMILIES: Mapping[str, Family] = {
             "large": shape(12, 1024, 16, num_decoder_layers=12),
         },
     ),
-    # The 11B model of the article; the others are ours, of BERT's widths.
+    # xl is the 11B model of the paper; the others are ours, with BERT's widths.
     "plato": Family(
         PLATO,
         {
@@ -245,7 +249,7 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def size_name(family: str, model: Mapping[str, Any]) -> str:
-    """Return which of a family's sizes a model has; "" where it has none of them.
+    """Return the name of the family's size that a model has; "" if it has none.
 
     model: its layers, widths and heads by name.
 
@@ -261,8 +265,10 @@ def size_name(family: str, model: Mapping[str, Any]) -> str:
 
 
 def scale_of_width(model: Mapping[str, Any]) -> float | None:
-    """Return the logit_scale of a model of another width than its size, where that of
-    the size follows the width (T5's does) and config.model says nothing else: None.
+    """Return the logit_scale of a model whose hidden_size is not that of its size.
+
+    None if the width is that of the size, if the size's logit_scale does not depend on
+    the width (T5 v1.0's does), or if config.model sets logit_scale itself.
 
     >>> t5 = {"family": "t5", "size": "mini", "hidden_size": 64, "logit_scale": None}
     >>> scale_of_width(t5), scale_of_width({**t5, "size": "v1_1_mini"})
@@ -277,11 +283,11 @@ def scale_of_width(model: Mapping[str, Any]) -> float | None:
 
 
 def in_effect(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return config.model with the values that its empty keys stand for.
+    """Return config.model with its empty keys filled with the values in effect.
 
-    `size` is what the shape is called, whatever was recorded; "" where it has no name.
-    Empty stays what follows the tokenizer or the device. A model of an unknown family
-    is returned as it is.
+    `size` becomes the name of the actual shape, whatever was recorded; "" if the shape
+    has no name. Keys that depend on the tokenizer or the device stay empty. A model of
+    an unknown family is returned unchanged.
     """
     given = {key: value for key, value in model.items() if value is not None}
     family = FAMILIES.get(given.get("family", ""))

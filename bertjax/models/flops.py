@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Floating point operations of models, counted by their sizes, without jax."""
+"""Counts of floating point operations, computed from a model's sizes without jax."""
 
 from bertjax.models.config import EncoderConfig, decoder_config
 
 
 def keys_seen(cfg: EncoderConfig, length: int) -> tuple[float, ...]:
-    """Return how many keys a query of each layer looks at, in rows of this length.
+    """Return the number of keys that a query attends to, per layer, in such rows.
 
-    In a decoder, whose first tokens see fewer, it is the mean: (length + 1) / 2.
+    In a decoder the first tokens attend to fewer keys, so it is the mean over the
+    queries: (length + 1) / 2 without a window.
     """
     near = cfg.local_attention // 2
     if cfg.is_decoder:
@@ -22,16 +23,16 @@ def keys_seen(cfg: EncoderConfig, length: int) -> tuple[float, ...]:
 def flops_per_token(
     cfg: EncoderConfig, length: int, predictions: int, everywhere: bool = True
 ) -> float:
-    """Count floating point operations of forward and backward per token slot.
+    """Count the FLOPs of forward and backward per token slot, encoder and head.
 
-    Those of the encoder, and of a masked LM's head at `predictions` of `length` slots.
+    The head is a masked LM's, computed at `predictions` of `length` slots.
     """
     head = head_flops(cfg, length, predictions)
     return encoder_flops(cfg, length, predictions, everywhere) + head
 
 
 def head_flops(cfg: EncoderConfig, length: int, predictions: int) -> float:
-    """Count those of a masked LM's head, forward and backward, per token slot."""
+    """Count the FLOPs of a masked LM's head, forward and backward, per token slot."""
     d, e = cfg.hidden_size, cfg.embedding_width
     transform = d * e if cfg.classifier_transform else 0
     return 6.0 * ((transform + cfg.vocab_size * e) * predictions / length)
@@ -40,16 +41,17 @@ def head_flops(cfg: EncoderConfig, length: int, predictions: int) -> float:
 def encoder_flops(
     cfg: EncoderConfig, length: int, predictions: int, everywhere: bool = True
 ) -> float:
-    """Count floating point operations of forward and backward per token slot.
+    """Count the encoder's FLOPs of forward and backward per token slot.
 
-    6 for each weight of a matrix product a token goes through, and 12 D for each key of
-    each layer for the attention scores and their use. everywhere: the last layer's
-    result is read at every slot, not at the predictions and a first token alone; what
-    is not read needs no queries.
+    Each weight of a token's matrix products counts 6, and each key of each layer counts
+    12 D for the scores and the weighted sum of the values. everywhere: the last layer's
+    result is read at every slot; otherwise only at the predictions and, with a pooler,
+    at a first token, and the other slots need no queries in that layer.
     """
     d, m, e = cfg.hidden_size, cfg.intermediate_size, cfg.embedding_width
     matrices = 3 if cfg.mlp_type == "glu" else 2
-    own = 2 * d * d + matrices * d * m  # of what asks; keys and values are of all
+    # What only queries need: query, output and MLP. All slots need keys and values.
+    own = 2 * d * d + matrices * d * m
     keys = keys_seen(cfg, length)
     read = 1.0 if everywhere else min(1.0, (predictions + cfg.pooler) / length)
     layers = cfg.num_hidden_layers * (2 * d * d + own) - (1 - read) * own
@@ -59,10 +61,11 @@ def encoder_flops(
 
 
 def decoder_flops(cfg: EncoderConfig, length: int, memory: int) -> float:
-    """Count those of a decoder, forward and backward, per slot of its own tokens.
+    """Count a decoder's FLOPs, forward and backward, per slot of its own tokens.
 
-    length: slots of a row; memory: the encoder's, of which the cross-attention of each
-    layer makes keys and values. Weights and keys count as in `encoder_flops`.
+    length: slots per row; memory: the encoder's slots per row, for which the
+    cross-attention of each layer computes keys and values. Weights and keys count as in
+    `encoder_flops`.
     """
     d, n = cfg.hidden_size, cfg.num_decoder_layers
     cross = 2 * d * d * (1 + memory / length) + 2 * memory * d

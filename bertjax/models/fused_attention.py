@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of short rows as one TPU kernel, scores and dropout never in memory.
+"""Attention of short rows as one TPU kernel, which never stores scores or dropout.
 
 A masked LM's rows are short (128, 512): all keys of a row fit into a core's vector
-memory, so that softmax is taken whole, and backward recomputes it from queries, keys
-and values alone. Heads stay side by side as the projections write them, [B, L, H K]:
-128 lanes hold 128 / K heads, which are told apart by zeroing the others' lanes, at no
-cost to a matrix unit of 128 x 128. So nothing is transposed or copied, which at 128
-tokens costs more than the attention itself.
+memory. So the softmax is computed at once, and the backward pass recomputes it from
+queries, keys and values. Heads stay side by side as the projections write them, [B, L,
+H K]: 128 lanes hold 128 / K heads. The kernel separates them by zeroing the lanes of
+the other heads, at no cost to a matrix unit of 128 x 128. So nothing is transposed or
+copied, which at 128 tokens costs more than the attention itself.
 """
 
 import functools
@@ -21,8 +21,8 @@ from bertjax.models.attention_mask import is_visible
 from bertjax.models.layers import dot_f32, mix
 
 LANES = 128
-# The longest rows by the kind of chip: scores of a head are to fit into vector memory.
-# Elsewhere, a v4 with its 16 MiB or a CPU that interprets, LONGEST_ELSEWHERE.
+# The longest rows per device kind: the scores of a head must fit into vector memory.
+# LONGEST_ELSEWHERE is for a v4 with its 16 MiB, and for a CPU that interprets.
 LONGEST = dict.fromkeys(
     ("TPU v5 lite", "TPU v5", "TPU v5p", "TPU v6 lite", "TPU7x"), 1024
 )
@@ -31,12 +31,12 @@ NOTHING = float(np.finfo(np.float32).min)
 
 
 def longest(device_kind: str) -> int:
-    """Return the longest rows that the kernel takes on such a device."""
+    """Return the longest rows that the kernel supports on such a device."""
     return LONGEST.get(device_kind, LONGEST_ELSEWHERE)
 
 
 def fits(length: int, heads: int, width: int, device_kind: str) -> bool:
-    """Say whether the kernel takes rows of this length and heads of this width."""
+    """Return whether the kernel supports such rows and heads of this width."""
     group = max(LANES, width)
     return (
         length % LANES == 0
@@ -61,15 +61,15 @@ def fused_attention(
     causal: bool,
     interpret: bool,
 ) -> jax.Array:
-    """Attend within each row; the arrays are those of one device.
+    """Attend within each row; the arrays are the part of one device.
 
-    q, k, v [B, L, H K], of which `heads` = H are here. keys i32 [B, L]: a key with 0 is
-    hidden; with `queries` i32 [B, L] (segments) a query sees the keys of its number.
-    steps i32 [B, L]: None, or who sees whom (attention_mask.is_visible).
-    seeds u32 [5]: the key of dropout at `rate`, the first row and the first head of
-    this device, and how many heads there are on all. window: 0, or a query sees keys
-    at most window // 2 away, and itself. causal: it sees none behind it; all scores
-    are computed all the same, as rows are one block.
+    q, k, v: [B, L, H K] with `heads` = H on this device. keys: i32 [B, L]; a key with 0
+    is hidden. queries: None, or i32 [B, L], segments: a query attends only to keys with
+    its number. steps: None, or i32 [B, L] as in attention_mask.is_visible. seeds: u32
+    [5], the dropout key (two numbers), the first row and the first head of this device,
+    and the number of heads on all devices. rate: of dropout. window: 0, or a query
+    attends to keys at most window // 2 away, and to itself. causal: a query attends to
+    no key after it; all scores are computed nevertheless, because a row is one block.
     Returns [B, L, H K].
     """
     inputs = q, k, v, keys, queries, steps, seeds
@@ -94,11 +94,12 @@ def _call(
     attend, arrays, results, keys, queries, steps, seeds, heads, rate, window, causal,
     interpret,
 ):  # fmt: skip
-    """Attend to rows and groups of heads; gives `results` arrays like the first."""
+    """Run a kernel over rows and groups of heads; return `results` arrays like q."""
     b, length, d = arrays[0].shape
     width = d // heads
     group = max(LANES, width)
-    # Groups a grid step: as many as keep its blocks, twice for the pipeline, small.
+    # Groups of heads per grid step: few enough that the step's blocks, which the
+    # pipeline holds twice, stay small.
     most = max(1, 2**18 // (length * group))
     groups = d // group
     a_step = max(n for n in range(1, groups + 1) if groups % n == 0 and n <= most)
@@ -145,11 +146,11 @@ def _call(
 
 
 class _Row:
-    """What the heads of a row share, and their scores."""
+    """What the heads of a row share: mask, dropout key and the score computation."""
 
     def __init__(self, seeds, keys, queries, steps, width, rate, window, causal):
         self.seeds, self.width, self.rate = seeds, width, rate
-        self.each = max(1, LANES // width)  # heads of a group
+        self.each = max(1, LANES // width)  # heads per group
         length = keys.shape[-1]
         visible = keys[0] if queries is None else queries[0] == keys[0]
         visible = visible > 0 if queries is None else visible
@@ -173,18 +174,18 @@ class _Row:
         return jnp.where(self.lane // self.width == head, x, 0).astype(x.dtype)
 
     def weights(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return exp(scores - their peak) f32 [L, L], and its sum [L, 1]."""
+        """Return exp(scores - their maximum) f32 [L, L], and its sum [L, 1]."""
         scores = dot_f32(q, k, 1, 1) * self.width**-0.5
         scores = jnp.where(self.visible, scores, NOTHING)
         weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
         return weights, jnp.sum(weights, axis=-1, keepdims=True)
 
     def first(self, here: int) -> jax.Array:
-        """Return the number of the first head of this grid step, which has `here`."""
+        """Return the index of the first of the `here` heads of this grid step."""
         return self.seeds[3] + self.step * here
 
     def is_kept(self, head: jax.Array) -> jax.Array:
-        """Say which weights dropout keeps: layers.dropout's choice for [B, H, L, L]."""
+        """Return which weights are kept, as layers.dropout does on [B, H, L, L]."""
         length = self.at_q.shape[0]
         row = self.row + self.seeds[2]
         row = (row * self.seeds[4] + head) * length + self.at_q[:, :1]
@@ -200,7 +201,7 @@ def _for_groups(
 ):
     """Run attend(row, arrays, first head) -> results for each group of heads of a row.
 
-    In a loop: unrolled it compiles for long.
+    It is a loop because unrolled code compiles slowly.
     """
     seeds, keys, *rest = refs
     queries = rest.pop(0)[...] if packed else None

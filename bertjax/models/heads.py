@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heads on an encoder: masked LM, classes, replaced tokens."""
+"""Heads on an encoder: masked LM, classification, replaced token detection."""
 
 from typing import Any
 
@@ -22,14 +22,14 @@ from bertjax.models.layers import (
 from bertjax.models.pooling import normalize_vectors
 from bertjax.models.row_chunks import count_row_chunks, map_rows
 
-NEVER = -1e9  # a logit of no probability, finite in bfloat16 too
+NEVER = -1e9  # the logit of an id without probability, finite in bfloat16 too
 
 
 def init_mlm(rng: jax.Array, cfg: EncoderConfig) -> Params:
-    """Make the masked-LM head: transform [D, E], norm, output bias [V].
+    """Initialize the masked-LM head: transform [D, E], norm, output bias [V].
 
-    Its matrix is tied, or "decoder" [V, E]. A tied head without transform and bias
-    (GPT's) has no parameters: {}.
+    Its output matrix is tied to the embeddings, or "decoder" [V, E]. A tied head
+    without transform and bias (GPT's) has no parameters: {}.
     """
     d, e = cfg.hidden_size, cfg.embedding_width
     specs: dict[str, Any] = {}
@@ -46,12 +46,12 @@ def init_mlm(rng: jax.Array, cfg: EncoderConfig) -> Params:
 def mlm_logits(
     params: Params, word: jax.Array, cfg: EncoderConfig, hidden: jax.Array
 ) -> jax.Array:
-    """Predict the tokens at the P positions of which hidden states are given.
+    """Return the logits of the tokens at P positions, f32 [B, P, V].
 
     params: the head's; word: the embeddings [V, E], for a head that is tied to them;
-    hidden [B, P, D]. Returns f32 logits [B, P, V]. (Devlin et al. 2019, section 3.1;
-    transform and bias as in google-research/bert, run_pretraining.py; E as in Lan et
-    al. 2020, section 3.1.)
+    hidden: the hidden states at these positions, [B, P, D]. (Devlin et al. 2019,
+    section 3.1; transform and bias as in google-research/bert, run_pretraining.py; E as
+    in Lan et al. 2020, section 3.1.)
     """
     with jax.named_scope("mlm_head"):
         b, p, d = hidden.shape
@@ -68,10 +68,11 @@ def log_likelihoods(
     ids: jax.Array,
     never: int | None = None,
 ) -> jax.Array:
-    """Return ln p of a token for each hidden x [T, D]: f32 [T]; ids i32 [T].
+    """Return ln p of the token ids i32 [T] given hidden states x [T, D]: f32 [T].
 
-    As `mlm_logits` has it, but with logits [V, T], along whose rows a CPU sums: both
-    the product and the sums then take less time. never: an id of no probability.
+    The result is that of `mlm_logits`, but the logits are laid out as [V, T], with
+    which both the product and the sums over V are faster on a CPU. never: an id that
+    gets no probability, or None.
     """
     with jax.named_scope("mlm_head"):
         x = before_matrix(params, cfg, x)
@@ -86,10 +87,10 @@ def log_likelihoods(
 def finish_logits(
     params: Params, cfg: EncoderConfig, logits: jax.Array, axis: int
 ) -> jax.Array:
-    """Add the masked LM's bias to products with its matrix, and cap the sums.
+    """Add the masked LM's output bias to the products, and cap the sums.
 
-    logits: f32 [T, V] (axis 1) or [V, T] (axis 0). What is never predicted stays so:
-    its logit is not capped.
+    logits: the products, f32 [T, V] (axis 1) or [V, T] (axis 0). Ids that are never
+    predicted keep their logit NEVER: it is not capped.
     """
     cap = cfg.final_logit_softcapping
     if cap:
@@ -103,9 +104,10 @@ def finish_logits(
 
 
 def output_bias(params: Params, cfg: EncoderConfig) -> jax.Array | None:
-    """Return the bias [V] of the masked LM's logits, None where there is none.
+    """Return the bias [V] of the masked LM's logits, None if there is none.
 
-    That of padding (EncoderConfig.pieces) leaves it no probability, and no gradient.
+    Rows that pad the table (EncoderConfig.pieces) get a bias of NEVER, so that they
+    have no probability and no gradient.
     """
     bias = params.get("bias")
     if not 0 < cfg.pieces < cfg.vocab_size:
@@ -115,15 +117,15 @@ def output_bias(params: Params, cfg: EncoderConfig) -> jax.Array | None:
 
 
 def before_matrix(params: Params, cfg: EncoderConfig, x: jax.Array) -> jax.Array:
-    """Return what meets the masked LM's matrix, [..., E], of x [..., D]."""
+    """Return the input of the masked LM's output matrix, [..., E], from x [..., D]."""
     x = transform(params, cfg, x)
     return x * cfg.logit_scale if cfg.logit_scale else x
 
 
 def transform(params: Params, cfg: EncoderConfig, x: jax.Array) -> jax.Array:
-    """Run what stands before the masked LM's matrix on x [..., D]: [..., E].
+    """Apply the head's dense layer, activation and norm to x [..., D]: [..., E].
 
-    x itself where the head has no such part.
+    Returns x itself if the head has no transform.
     """
     if "transform" not in params:
         return x
@@ -139,12 +141,12 @@ def term_weights(
     hidden: jax.Array,
     members: jax.Array,
 ) -> jax.Array:
-    """Return a text's weights of all pieces, f32 [B, S, V]: ln(1 + relu(max logit)).
+    """Return each text's SPLADE weights, f32 [B, S, V]: ln(1 + relu(max logit)).
 
-    params, word, hidden [B, L, D]: as of `mlm_logits`. members: boolean [B, S, L],
-    which tokens are of which text; a text without tokens has zeros. Rows are worked on
-    in parts where their logits take more than cfg.max_logits_mb. (Formal et al. 2021,
-    SPLADE v2, equation 6.)
+    params, word, hidden [B, L, D]: as for `mlm_logits`. members: boolean [B, S, L],
+    which tokens belong to which text; the weights of a text without tokens are 0. The
+    batch is processed in chunks of rows if its logits take more than cfg.max_logits_mb.
+    (Formal et al. 2021, SPLADE v2, equation 6.)
     """
 
     def by_text(rows: tuple[jax.Array, jax.Array], number: Any) -> jax.Array:
@@ -171,7 +173,7 @@ def token_vectors(params: Params, hidden: jax.Array) -> jax.Array:
 
 
 def init_classes(rng: jax.Array, cfg: EncoderConfig, classes: int = 2) -> Params:
-    """Make a head of classes: [D, C] and its bias."""
+    """Initialize a classification head: kernel [D, C] and bias [C]."""
     specs = linear_specs(into=(cfg.hidden_size,), out=(classes,))
     return draw(rng, specs, cfg.initializer_range)
 
@@ -185,18 +187,18 @@ def class_logits(params: Params, vectors: jax.Array) -> jax.Array:
 def linear_f32(params: Params, x: jax.Array) -> jax.Array:
     """Return x @ kernel + bias, f32 [..., C], for x [..., D] of any dtype.
 
-    A softmax of these must not see them rounded: bfloat16 has 8 bits, so that logits
-    between 4 and 8 would lie 1/32 apart.
+    Logits must not be rounded to bfloat16 before a softmax: with its 8 bits, logits
+    between 4 and 8 would be multiples of 1/32.
     """
     y = dot_f32(x, params["kernel"].astype(x.dtype), x.ndim - 1, 0)
     return y + params["bias"]
 
 
 def init_task(rng: jax.Array, cfg: EncoderConfig, classes: int = 2) -> Params:
-    """Make a task's head: classes, where the config says so behind a transform.
+    """Initialize a task's head: kernel [D, C], bias, and a transform if configured.
 
-    Classes [D, C] are drawn from a normal that is not cut, as transformers' are, with
-    whose figures those of a finetuned model are compared.
+    The kernel is drawn from a normal without truncation, as in transformers, because
+    results of finetuning are compared with those of transformers.
     """
     d = cfg.hidden_size
     specs: dict[str, Any] = linear_specs(into=(d,), out=(classes,))
@@ -208,7 +210,7 @@ def init_task(rng: jax.Array, cfg: EncoderConfig, classes: int = 2) -> Params:
 
 
 def task_shardings(name: str) -> tuple[tuple[str, str], ...]:
-    """Return the logical axes of `params[name]`, a head that `init_task` made."""
+    """Return the logical axes of `params[name]`, a head created by `init_task`."""
     return (
         (f"{name}/transform/kernel", "embed width"),
         (f"{name}/(transform/bias|norm/(scale|bias))", "width"),
@@ -222,7 +224,8 @@ def task_logits(
 ) -> jax.Array:
     """Return f32 logits [..., C] of a task from vectors [..., D].
 
-    What the classes see is dropped out as hidden states are, unless rng is None.
+    Applies dropout to the input of the classes, at the rate of hidden states, unless
+    rng is None.
     """
     if "transform" in params:
         vectors = transform(params, cfg, vectors)
@@ -230,7 +233,7 @@ def task_logits(
 
 
 def init_rtd(rng: jax.Array, cfg: EncoderConfig) -> Params:
-    """Make the head that tells replaced tokens: transform [D, D], output [D, 1]."""
+    """Initialize ELECTRA's replaced-token head: transform [D, D], output [D, 1]."""
     d = cfg.hidden_size
     specs = {
         "transform": linear_specs(into=(d,), out=(d,)),
@@ -240,7 +243,7 @@ def init_rtd(rng: jax.Array, cfg: EncoderConfig) -> Params:
 
 
 def rtd_logits(params: Params, cfg: EncoderConfig, hidden: jax.Array) -> jax.Array:
-    """Return f32 logits [B, L] of "replaced" from hidden [B, L, D].
+    """Return f32 logits [B, L] that tokens are replaced, from hidden [B, L, D].
 
     Clark et al. 2020 (ELECTRA), section 2.
     """

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoding a few tokens at a time, with the keys of earlier ones in a cache.
+"""Incremental decoding: a few tokens at a time, with a key-value cache.
 
     decoder = make_decoder(cfg)
     cache, logits = decoder.prefill(params, batch, room)         # logits [B, V]
     cache, logits = decoder.extend(params, cache, ids)           # ids [B, n], [B, n, V]
 
-`room` is static, so that each function is compiled once; `extend` fits the body of a
-loop. Layers are unrolled: each has arrays of its own in the cache, and best in the
-parameters too (`unstack_layers`).
+`room` is static, so each function is compiled once; `extend` can be the body of a loop.
+Layers are unrolled: each has its own arrays in the cache, and should have them in the
+parameters too, for speed (`unstack_layers`).
 """
 
 from collections.abc import Callable
@@ -35,13 +35,13 @@ Batch = dict[str, jax.Array]
 
 
 class Decoder(NamedTuple):
-    """What generates: the same two functions of every model.
+    """The two functions with which every model generates.
 
-    prefill(params, batch, room) -> (cache, logits f32 [B, V] behind each row's last
-    token); room: tokens that a row can have, those of the batch included; a cache is a
-    Cache, or any tree of arrays with a row of the batch on axis 0. extend(params,
-    cache, ids i32 [B, n]) -> (cache, logits f32 [B, n, V] behind each of the tokens).
-    params: the whole tree.
+    prefill(params, batch, room) -> (cache, logits f32 [B, V] of the token after each
+    row's last one); room: the tokens that a row can hold, including those of the batch;
+    a cache is a Cache, or any tree of arrays with the rows of the batch on axis 0.
+    extend(params, cache, ids i32 [B, n]) -> (cache, logits f32 [B, n, V] of the token
+    after each of them). params: the whole tree.
     """
 
     prefill: Callable[[Params, Any, int], tuple[Any, jax.Array]]
@@ -49,20 +49,21 @@ class Decoder(NamedTuple):
 
 
 def make_decoder(cfg: EncoderConfig) -> Decoder:
-    """Make the functions that generate with such a model.
+    """Return the functions that generate with a model of this config.
 
-    A causal one (cfg.is_decoder) continues input_ids i32 [B, L], and so does a prefix
-    LM, whose batch has attention_steps, 0 for the context. Where there is a decoder
-    (cfg.num_decoder_layers) input_ids are the encoder's, and decoder_input_ids i32 [B,
-    L], the start token with what follows it, are continued. Rows are of unlike length:
-    attention_mask (decoder_attention_mask) is 1 at their tokens, which begin the row.
+    A causal model (cfg.is_decoder) continues input_ids i32 [B, L], and so does a prefix
+    LM, whose batch has attention_steps, 0 for the context. A model with a decoder
+    (cfg.num_decoder_layers) encodes input_ids and continues decoder_input_ids i32 [B,
+    L]: the start token and what follows it. Rows may differ in length: attention_mask
+    (decoder_attention_mask) is 1 at their tokens, which are at the beginning of the
+    row.
 
-    New tokens are of type 0; or where the batch has token_type_ids, or streams of ids,
-    of the last token's. Where it has position_ids they count up from the last token's.
-    `prefill` raises ValueError for packed rows, for a room without L slots, for
-    position_ids without a table of positions, and for a model whose tokens see those
-    behind them. Tokens beyond the room are lost: the caller gives each row as many
-    slots as it will have tokens.
+    New tokens have type 0, or, if the batch has token_type_ids or streams of ids, the
+    last token's. If the batch has position_ids, those of new tokens count up from the
+    last token's. `prefill` raises ValueError for packed rows, for a room of fewer than
+    L slots, for position_ids without a table of positions, and for a model whose tokens
+    attend to later ones. Tokens beyond the room are dropped: the caller must reserve as
+    many slots as a row will have tokens.
     """
     stack = decoder_config(cfg) if cfg.num_decoder_layers else without_pooler(cfg)
 
@@ -116,8 +117,11 @@ def make_decoder(cfg: EncoderConfig) -> Decoder:
 
 
 def last_values(tokens: Batch, index: jax.Array) -> dict[str, jax.Array]:
-    """Return what new tokens go on with, i32 [B] by name, of a batch's arrays [B, L]
-    that say more of its tokens; index: i32 [B], how many each row has."""
+    """Return the values that new tokens continue with, i32 [B] by name.
+
+    tokens: a batch, whose further arrays [B, L] (positions, types, streams of ids) are
+    read; index: i32 [B], the number of tokens in each row.
+    """
     usual = ("input_ids", "attention_mask", "attention_steps")
     last = jnp.maximum(index - 1, 0)[:, None]
     more = {
@@ -131,7 +135,7 @@ def last_values(tokens: Batch, index: jax.Array) -> dict[str, jax.Array]:
 
 
 def check_prompts(stack: EncoderConfig, tokens: Batch, room: int) -> None:
-    """Raise ValueError for prompts that cannot be continued in such a room."""
+    """Raise ValueError for prompts that cannot be continued in `room` slots."""
     length = tokens["input_ids"].shape[1]
     if room < length:
         raise ValueError(f"room={room} does not hold prompts of {length} tokens")
@@ -150,16 +154,18 @@ def check_prompts(stack: EncoderConfig, tokens: Batch, room: int) -> None:
 
 
 def has_table_alone(stack: EncoderConfig) -> bool:
-    """Say whether positions are read in a table and nowhere else, so that tokens may
-    have others than their places."""
+    """Return whether only a table of positions reads position_ids.
+
+    Then a token's position may differ from its slot.
+    """
     distances = stack.relative_attention_num_buckets or not all(stack.is_global)
     return stack.position_embedding_type == "absolute" and not distances
 
 
 def add_tokens(cache: Cache, slots: jax.Array) -> Cache:
-    """Note tokens in the slots i32 [B, n], the next ones of each row.
+    """Mark the slots i32 [B, n], the next ones of each row, as tokens.
 
-    A step's number is that of its slot, from 1, as data/features/prefix.py has it.
+    A new token's step is its slot counted from 1, as in data/features/prefix.py.
     """
     rows = jnp.arange(len(slots))[:, None]
     segments = cache.segments.at[rows, slots].set(1, mode="drop")
@@ -179,7 +185,7 @@ def run(
     memory: MemoryInputs | None,
     cache: Cache,
 ) -> tuple[Cache, jax.Array]:
-    """Run the layers on tokens [B, n]: their keys in the cache, hidden [B, n, D]."""
+    """Run the layers on tokens [B, n]; return the new cache and hidden [B, n, D]."""
     embeddings, part = own_parts(params, cfg)
     x = embed(embeddings, stack, tokens)
     if not isinstance(part["layers"], tuple):
@@ -194,22 +200,22 @@ def run(
 
 
 def logits_of(params: Params, cfg: EncoderConfig, x: jax.Array) -> jax.Array:
-    """Return f32 logits [B, n, V] behind hidden states [B, n, D]."""
+    """Return f32 logits [B, n, V] from hidden states [B, n, D]."""
     word = params["encoder"]["embeddings"]["word"]
     return mlm_logits(params.get("mlm", {}), word, cfg, x)
 
 
 def own_parts(params: Params, cfg: EncoderConfig) -> tuple[Params, Params]:
-    """Return the embeddings of what generates, and its part of the parameters."""
+    """Return the embeddings and the parameters of the decoder or causal encoder."""
     if cfg.num_decoder_layers:
         return decoders.decoder_embeddings(params), params["decoder"]
     return params["encoder"]["embeddings"], params["encoder"]
 
 
 def unstack_layers(params: Params, cfg: EncoderConfig) -> Params:
-    """Give each layer arrays of its own, as `stacked_layers.unstack` does, everywhere.
+    """Apply `stacked_layers.unstack` to the encoder and, if there is one, the decoder.
 
-    A loop over `extend` then copies no parameters.
+    Each layer then has its own arrays, so a loop over `extend` copies no parameters.
     """
     parts = {"encoder": unstack(params["encoder"], without_pooler(cfg))}
     if cfg.num_decoder_layers:

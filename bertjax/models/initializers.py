@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the parameters of encoders, decoders and their heads begin as."""
+"""Initializers for the parameters of encoders, decoders and their heads."""
 
 import math
 from collections.abc import Mapping
@@ -11,14 +11,15 @@ from bertjax.models.config import EncoderConfig
 from bertjax.models.layers import Params, draw
 from bertjax.parallel.sharding import is_stacked, path_name
 
-CUT = 0.8796256610342398  # the deviation of a normal that is cut at 2 of its own
+# The standard deviation of a standard normal that is truncated at -2 and 2.
+CUT = 0.8796256610342398
 
 
 def draw_params(rng: jax.Array, specs: Mapping[str, Any], cfg: EncoderConfig) -> Params:
-    """Make f32 parameters from a nested dict of specs, as `layers.draw` does.
+    """Create f32 parameters from a nested dict of specs, as `layers.draw` does.
 
-    What is drawn has a deviation of cfg.initializer_range before it is cut, or with
-    cfg.fan_in_init `deviation`'s after it.
+    Their standard deviation is cfg.initializer_range before truncation, or, with
+    cfg.fan_in_init, that of `deviation` after truncation.
     """
     if not cfg.fan_in_init:
         return draw(rng, specs, cfg.initializer_range)
@@ -29,22 +30,22 @@ def draw_params(rng: jax.Array, specs: Mapping[str, Any], cfg: EncoderConfig) ->
 
 
 def deviation(path: Any, shape: tuple[int, ...], cfg: EncoderConfig) -> float:
-    """Return the deviation of a leaf by the inputs of its product, 1 of others.
+    """Return a leaf's standard deviation by the fan-in of its product.
 
-    path: of the leaf in its part of the tree; shape: its own, layers on axis 0.
-    Embeddings have 1; a matrix, and a bias of distances, 1 over the root of its inputs.
-    Queries have less where scores are not scaled down as usual (T5's). Raffel et al.
-    2020, as mesh_tensorflow and T5X make it.
+    path: of the leaf in its part of the tree; shape: of the leaf, layers on axis 0.
+    Matrices have fan_in^-0.5, biases of distances hidden_size^-0.5, other leaves 1.
+    Queries have less if scores are not scaled down as usual (T5). See Raffel et al.
+    2020, as in mesh_tensorflow and T5X.
     """
     name = path_name(path)
     if name.endswith("embeddings/relative"):
         return cfg.hidden_size**-0.5
-    if name == "decoder":  # of a head, [V, E]
+    if name == "decoder":  # a head's output matrix, [V, E]
         return shape[-1] ** -0.5
     if not name.endswith("kernel"):
         return 1.0
     shape = shape[1:] if is_stacked(path) else shape
-    joins = name.endswith("output/kernel")  # heads: [H, K, D]
+    joins = name.endswith("output/kernel")  # it joins the heads: [H, K, D]
     found = math.prod(shape[:-1] if joins else shape[:1]) ** -0.5
     if name.endswith("query/kernel") and cfg.attention_scale:
         found /= cfg.attention_scale * math.sqrt(cfg.head_dim)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shapes of the parameters that encoders and decoders have alike."""
+"""The shapes of the parameters that encoders and decoders have in common."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from bertjax.models.skips import skip_specs
 
 
 def position_specs(cfg: EncoderConfig) -> dict[str, Any]:
-    """Describe what is added to words: positions, and the norm of the sum."""
+    """Describe the parameters of positions, and of the embeddings' norm."""
     e = cfg.embedding_width
     specs: dict[str, Any] = {}
     if cfg.position_embedding_type == "absolute":
@@ -23,7 +23,7 @@ def position_specs(cfg: EncoderConfig) -> dict[str, Any]:
 
 
 def layer_specs(cfg: EncoderConfig, cross: bool = False) -> dict[str, Any]:
-    """Describe the layers, stacked on axis 0; cross: they have a cross-attention."""
+    """Describe the layers, stacked on axis 0; cross: with a cross-attention."""
     d, m = cfg.hidden_size, cfg.intermediate_size
     mlp = {
         "up": linear_specs((d,), (m,), cfg.mlp_bias),
@@ -45,7 +45,7 @@ def layer_specs(cfg: EncoderConfig, cross: bool = False) -> dict[str, Any]:
 
 
 def attention_specs(cfg: EncoderConfig) -> dict[str, dict[str, Spec]]:
-    """Describe the projections of an attention, without its norm."""
+    """Describe the projections of an attention block, without its norm."""
     d, heads = (cfg.hidden_size,), (cfg.num_attention_heads, cfg.head_dim)
     specs = {
         name: linear_specs(d, heads, cfg.attention_bias)
@@ -58,5 +58,5 @@ def attention_specs(cfg: EncoderConfig) -> dict[str, dict[str, Spec]]:
 
 
 def begin_as_zero(dense: dict[str, Spec]) -> dict[str, Spec]:
-    """Return the kernel of a dense layer as one that begins as 0."""
+    """Return a dense layer's kernel spec with 0 as its initial value."""
     return {"kernel": (dense["kernel"][0], 0.0)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What encoder and heads share: initialisation, dense layers, norms, dropout."""
+"""What encoder and heads share: initialization, dense layers, norms, dropout."""
 
 import functools
 import math
@@ -13,19 +13,19 @@ import numpy as np
 from bertjax.parallel.sharding import keep_gradient
 
 Params = dict[str, Any]
-# What a leaf begins as: a number fills it, a key of CUTS draws it.
+# A leaf's shape and initial value: a number fills it, a key of CUTS draws it.
 Spec = tuple[tuple[int, ...], float | str]
-# Where a normal is cut, in deviations: as TensorFlow's truncated_normal, which leaves
-# 0.88 of the deviation, and nowhere.
+# Where a normal is truncated, in standard deviations: "normal" at 2, as TensorFlow's
+# truncated_normal, which leaves 0.88 of the deviation; "uncut" nowhere.
 CUTS = {"normal": 2.0, "uncut": math.inf}
 
 
 def draw(rng: jax.Array, specs: Mapping[str, Any], stddev: float) -> Params:
-    """Make f32 parameters from a nested dict of (shape, key of CUTS | fill value).
+    """Create f32 parameters from a nested dict of (shape, key of CUTS | fill value).
 
-    A "normal" is cut at two standard deviations, as google-research/bert's are. A
-    number is a function of the key, its leaf and its place in it, so each device makes
-    its own part alone, and the same ones on any mesh.
+    A "normal" is truncated at two standard deviations, as in google-research/bert. A
+    number is a function of the key, its leaf and its index in the leaf, so each device
+    creates only its own part, and the parameters are the same on any mesh.
     """
     leaves, tree = jax.tree.flatten(specs, is_leaf=lambda x: isinstance(x, tuple))
     keys = jax.random.key_data(jax.random.split(rng, len(leaves)))
@@ -40,12 +40,14 @@ def draw(rng: jax.Array, specs: Mapping[str, Any], stddev: float) -> Params:
     )
 
 
-# Compiled as one where a model is made outside of jit: op by op takes far longer.
+# jit compiles this as one program when a model is initialized outside of jit: running
+# it op by op takes far longer.
 @functools.partial(jax.jit, static_argnums=(1, 2), inline=True)
 def normal(key: jax.Array, shape: tuple[int, ...], cut: float) -> jax.Array:
-    """Draw f32 [*shape] from a normal cut at -cut and cut, by the inverse of its law.
+    """Draw f32 [*shape] from a normal truncated at -cut and cut.
 
-    Of 23 bits a number is made at the middle of its bin: never an end.
+    This is inverse transform sampling. The uniform number is the middle of one of 2^23
+    bins, so it is never 0 or 1.
     """
     uniform = ((random_bits(key, shape) >> 9).astype(jnp.float32) + 0.5) * 2.0**-23
     edge = math.erf(cut / math.sqrt(2.0))
@@ -67,18 +69,18 @@ def norm_specs(width: int, bias: bool = True) -> dict[str, Spec]:
 
 
 def stack_specs(specs: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """Put a leading axis of `layers` on every leaf."""
+    """Add a leading axis of size `layers` to every leaf."""
     return jax.tree.map(
         lambda s: ((layers, *s[0]), s[1]), specs, is_leaf=lambda x: isinstance(x, tuple)
     )
 
 
 def linear(params: Params, x: jax.Array, axes: str = "") -> jax.Array:
-    """Return x @ kernel + bias (where there is one) for x [..., in], in x's dtype.
+    """Return x @ kernel + bias (if there is one) for x [..., in], in x's dtype.
 
-    Kernels of more axes ([D, H, K] or [H, K, D]) are taken as [in, out]: a plain
-    product of two axes is what every backend does best. axes: the kernel's logical
-    axes, where its gradient is to lie as it is kept.
+    Kernels of three axes ([D, H, K] or [H, K, D]) are reshaped to [in, out], because
+    every backend is fastest at plain products of matrices. axes: the kernel's logical
+    axes, if its gradient is to be sharded like the kernel.
     """
     bias = params["bias"].reshape(-1) if "bias" in params else None
     flat = x.reshape(-1, x.shape[-1])
@@ -98,8 +100,8 @@ def affine(
 ) -> jax.Array:
     """Return x @ kernel + bias; gradients of both are summed over tokens in f32.
 
-    So are the sums over devices, which the compiler joins to them; the kernel's is
-    then rounded to its dtype, once.
+    The sums over devices, which the compiler merges with them, are in f32 too. The
+    kernel's gradient is then rounded to its dtype once.
     """
     y = x @ kernel.reshape(x.shape[-1], -1)
     return y if bias is None else y + bias.astype(x.dtype)
@@ -110,8 +112,9 @@ def _affine_backward(axes, saved, dy):
     flat = kernel.reshape(x.shape[-1], -1)
     dx = jax.lax.dot_general(dy, flat, (((1,), (1,)), ((), ())))
     dw = dot_f32(x, dy, 0, 0)
-    # Of [D, H, K] the sum over devices is that of a matrix, whose rows they share: of
-    # three axes the TPU compiler sums all of it on each device, and in bfloat16.
+    # Sum a [D, H, K] kernel's gradient over devices while it is a matrix, so that each
+    # device sums its own rows. With three axes the TPU compiler sums all of it on every
+    # device, and in bfloat16.
     flat_axes = axes.removesuffix(" head")
     dw = keep_gradient(dw, flat_axes) if flat_axes != axes else dw
     dw = dw.reshape(kernel.shape)
@@ -126,16 +129,18 @@ affine.defvjp(lambda *args: (affine(*args), args[:3]), _affine_backward)
 
 
 def count_up(size: Any) -> Any:
-    """Return 0, 1, ..., size - 1; of a symbolic size (jax.export), which numpy cannot
-    count to, as a traced array."""
+    """Return 0, 1, ..., size - 1: a numpy array, or a traced one for a symbolic size.
+
+    numpy cannot count to a symbolic size (jax.export).
+    """
     return np.arange(size) if isinstance(size, int) else jnp.arange(size)
 
 
 @jax.custom_vjp
 def reverse_gradient(x: jax.Array, alpha: jax.Array) -> jax.Array:
-    """Return x; its gradient is that of the result times -alpha.
+    """Return x, and multiply its gradient by -alpha.
 
-    x [B, ...]; alpha: f32 [] or [B], one a row, which gets no gradient. (Ganin and
+    x [B, ...]; alpha: f32 [] or [B], one per row, which gets no gradient. (Ganin and
     Lempitsky 2015, arXiv 1409.7495, section 3.)
     """
     return x
@@ -150,17 +155,17 @@ reverse_gradient.defvjp(lambda x, alpha: (x, alpha), _reverse_backward)
 
 
 def take_at(x: jax.Array, at: jax.Array) -> jax.Array:
-    """Take positions `at` i32 [B, P] of x [B, L, ...]: [B, P, ...]."""
+    """Gather positions `at` i32 [B, P] of x [B, L, ...]: [B, P, ...]."""
     at = at.reshape(*at.shape, *(1,) * (x.ndim - 2))
     return jnp.take_along_axis(x, at, axis=1, mode="clip")
 
 
 @jax.custom_vjp
 def lookup(table: jax.Array, ids: jax.Array) -> jax.Array:
-    """Take rows of a table [V, E] by ids [...]: f32 [..., E].
+    """Look up rows of a table [V, E] by ids [...]: f32 [..., E].
 
-    The gradient of a row is the sum over its tokens in f32: frequent tokens have
-    thousands, too many for bfloat16.
+    The gradient of a row is summed over its tokens in f32: a frequent token occurs
+    thousands of times, too often for sums in bfloat16.
     """
     return jnp.take(table, ids, axis=0, mode="clip").astype(jnp.float32)
 
@@ -177,10 +182,10 @@ lookup.defvjp(lambda *args: (lookup(*args), args), _lookup_backward)
 def layer_norm(
     params: Params, x: jax.Array, eps: float, kind: str = "layer_norm"
 ) -> jax.Array:
-    """Normalise the last axis; statistics in f32, result in the dtype of x.
+    """Normalize the last axis; statistics in f32, result in the dtype of x.
 
-    "rms_norm" leaves the mean where it is (Zhang & Sennrich 2019, equation 4). params
-    may lack the bias, or be {}: no scale either.
+    "rms_norm" does not subtract the mean (Zhang & Sennrich 2019, equation 4). params
+    may lack the bias, or be {} for a norm without a scale.
     """
     y = x.astype(jnp.float32)
     if kind == "layer_norm":
@@ -196,10 +201,11 @@ def layer_norm(
 
 
 def activate(x: jax.Array, kind: str) -> jax.Array:
-    """Apply an activation: "gelu" by the error function; see EncoderConfig.
+    """Apply an activation of EncoderConfig; "gelu" uses the error function.
 
-    erf in f32: jax.nn.gelu's erfc, exact in a tail that no sum can see, costs twice
-    the time and keeps one array more for the backward pass.
+    erf is computed in f32. The erfc of jax.nn.gelu is more exact in the tail, where it
+    makes no difference to any sum, but takes twice the time and stores one array more
+    for the backward pass.
     """
     if kind in ("gelu_tanh", "gelu_new", "gelu_pytorch_tanh"):
         return jax.nn.gelu(x, approximate=True)
@@ -218,19 +224,20 @@ def relu_squared(x: jax.Array) -> jax.Array:
 def dropout(
     x: jax.Array, rate: float, rng: jax.Array | None, rows: jax.Array | None = None
 ) -> jax.Array:
-    """Zero elements of x at `rate` and scale the rest; nothing at all without rng.
+    """Zero elements of x at `rate` and scale the rest; without rng return x.
 
-    The rate is met to 2^-32. An element's fate is a hash of the key and of its place in
-    the whole array, however that lies on devices; so it costs a dozen integer
-    operations, is fused with what is around it and need not be stored for the backward
-    pass. jax.random's threefry costs ten times as many, its rbg has to be stored.
-    rows: of an x that was taken out of a larger array the numbers of its rows there.
+    The rate is exact to 2^-32. Whether an element is dropped is a hash of the key and
+    of its index in the whole array, however that is sharded. So it costs a dozen
+    integer operations, is fused with the operations around it and need not be stored
+    for the backward pass. jax.random's threefry costs ten times as many operations, and
+    its rbg has to be stored. rows: if x was gathered from a larger array, the numbers
+    of its rows there.
     """
     if rng is None or rate == 0.0:
         return x
     drop = np.uint32(min(round(rate * 2**32), 2**32 - 1))
     keep = random_bits(jax.random.key_data(rng), x.shape, rows) >= drop
-    # A constant of bfloat16 would scale by 1.109375 at a rate of 0.1, not by 1.1111.
+    # A bfloat16 constant would scale by 1.109375 at a rate of 0.1, not by 1.1111.
     scaled = x.astype(jnp.float32) * (1 / (1 - rate))
     return jnp.where(keep, scaled, 0).astype(x.dtype)
 
@@ -243,13 +250,14 @@ def fold_in(rng: jax.Array | None, index: int | jax.Array) -> jax.Array | None:
 def random_bits(
     key: jax.Array, shape: tuple[int, ...], rows: jax.Array | None = None
 ) -> jax.Array:
-    """Hash a key, u32 [2], and place to u32 [*shape]: for dropping, not for secrets.
+    """Hash a key, u32 [2], and each index to u32 [*shape]; not for cryptography.
 
-    Dropout and first parameters are made of it, whatever the mesh; keys, and the tokens
-    that ELECTRA samples, of jax.random's threefry: nothing else draws on a device.
-    Rows (all axes but the last) and columns are numbered apart, so that arrays of more
-    than 2^32 elements do not repeat themselves. The mixing is that of MurmurHash3's
-    last step (Appleby 2011, fmix32), once for rows and once for elements.
+    Dropout and initial parameters come from this hash, whatever the mesh. Derived keys
+    and the tokens that ELECTRA samples come from jax.random's threefry; nothing else
+    draws random numbers on a device. Rows (all axes but the last) and columns are
+    numbered separately, so that arrays of more than 2^32 elements do not repeat. The
+    mixing is the final step of MurmurHash3 (Appleby 2011, fmix32), once for rows and
+    once for elements.
     """
     row = mix((number_rows(shape) if rows is None else rows) ^ key[0])
     column = jax.lax.broadcasted_iota(jnp.uint32, (shape[-1],), 0)
@@ -257,7 +265,7 @@ def random_bits(
 
 
 def number_rows(shape: tuple[int, ...]) -> jax.Array:
-    """Count the rows of an array, all its axes but the last: u32 [*shape[:-1], 1]."""
+    """Number the rows (all axes but the last) of an array: u32 [*shape[:-1], 1]."""
     row = jnp.zeros((*shape[:-1], 1), jnp.uint32)
     stride = 1
     for axis in reversed(range(len(shape) - 1)):
@@ -267,7 +275,7 @@ def number_rows(shape: tuple[int, ...]) -> jax.Array:
 
 
 def mix(x: jax.Array) -> jax.Array:
-    """Scatter the bits of u32 numbers, one to one."""
+    """Mix the bits of u32 numbers, one to one."""
     x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
     return x ^ (x >> 16)

@@ -7,8 +7,8 @@
     encoded = encoder.apply(variables, batch, rngs={"dropout": key})   # training
 
 variables["params"] is the tree under "encoder" in a checkpoint of bertjax, so a
-pretrained encoder is {"params": params["encoder"]}; in a module that calls it `encoder`
-its parameters lie in variables["params"]["encoder"]. An NNX model takes it by
+pretrained encoder is {"params": params["encoder"]}. In a module that names it `encoder`
+its parameters are in variables["params"]["encoder"]. An NNX model uses it through
 `flax.nnx.bridge.ToNNX(linen.Encoder(cfg), rngs=nnx.Rngs(0)).lazy_init(batch)`.
 """
 
@@ -23,8 +23,8 @@ from bertjax.models.layers import Params
 class Encoder(nn.Module):
     """Run `encoder.apply`: a batch of arrays [B, L] -> hidden and pooled.
 
-    Dropout is on where there is an rng called "dropout". Raises flax's
-    ScopeParamShapeError for parameters of another config.
+    Dropout is on if there is an rng named "dropout". Raises flax's ScopeParamShapeError
+    for parameters of another config.
     """
 
     cfg: EncoderConfig

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vectors with the largest inner products, of a table whose rows devices share.
+"""Exact maximum inner product search in a table whose rows are sharded over devices.
 
 A device scores its own rows tile by tile and keeps the k best; the k best of every
-device are then put together. Of equal scores the earlier row comes first, and rows that
-fill up the last part, or are no numbers, are never found.
+device are then merged. Of rows with equal scores the earlier one comes first. Rows that
+pad the last part, and rows with NaN scores, are never found.
 """
 
 from typing import Any
@@ -14,13 +14,15 @@ import numpy as np
 
 from bertjax.parallel.sharding import index_along, per_device, size_along
 
-TILE = 2**14  # rows of a device whose scores are made at once
-NONE = np.iinfo(np.int32).max  # the number of no row: after all others
+TILE = 2**14  # the number of a device's rows that are scored at once
+NONE = np.iinfo(np.int32).max  # stands for "no row"; larger than all row numbers
 
 
 def split_rows(n: int, parts: int) -> tuple[int, int]:
-    """Return how many rows each of so many devices holds of n, and those of a tile,
-    which divides them."""
+    """Return the rows per device and the rows per tile, for n rows on `parts` devices.
+
+    The rows per device are a multiple of the rows per tile.
+    """
     share = -(-n // parts)
     tile = min(TILE, max(1, share))
     return -(-share // tile) * tile, tile
@@ -29,12 +31,11 @@ def split_rows(n: int, parts: int) -> tuple[int, int]:
 def nearest(
     table: jax.Array, queries: jax.Array, n: int, k: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the k rows that are nearest to each query, best first: numbers i32 and
-    scores f32 [B, k].
+    """Return each query's k best rows, best first: numbers i32, scores f32 [B, k].
 
-    table: f32 [N, D], of which the first n rows count, split over the mesh's "batch"
-    and filled up (`split_rows`); queries: f32 [B, D]. Where there are less than k the
-    others are NONE, with scores of -inf. Nothing is differentiated.
+    table: f32 [N, D], sharded over the mesh's "batch" and padded (`split_rows`); its
+    first n rows are searched. queries: f32 [B, D]. If fewer than k rows are found, the
+    other numbers are NONE and their scores -inf. No gradient flows through this.
     """
     table, queries = map(jax.lax.stop_gradient, (table, queries))
     tile = split_rows(n, size_along("batch"))[1]
@@ -59,8 +60,8 @@ def search_part(
 ) -> tuple[jax.Array, jax.Array]:
     """Return the k best rows of a part of a table: numbers i32, scores f32 [q, k].
 
-    own: f32 [rows, D], a multiple of a tile; first: the number of its first row, i32
-    []. left: a row that each query leaves out, i32 [q], -1 for none.
+    own: f32 [rows, D], rows a multiple of `tile`; first: the number of its first row,
+    i32 []. left: a row that each query skips, i32 [q], -1 for none.
     """
 
     def step(best: Any, i: jax.Array) -> tuple[Any, None]:
@@ -77,7 +78,8 @@ def search_part(
         scores = jnp.concatenate([best[1], scores], axis=1)
         return take_best(numbers, scores, k), None
 
-    # They differ between devices in jax's eyes, as the loop's results do.
+    # Adding 0 * first marks these as varying between devices, as shard_map requires of
+    # a loop's initial values if its results vary.
     none = jnp.full((len(queries), k), NONE, jnp.int32) + 0 * first
     start = none, jnp.full(none.shape, -jnp.inf) + 0 * first.astype(jnp.float32)
     best, _ = jax.lax.scan(step, start, jnp.arange(len(own) // tile))
@@ -87,10 +89,10 @@ def search_part(
 def take_best(
     numbers: jax.Array, scores: jax.Array, k: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the k best of each row, of equal scores the smaller numbers.
+    """Return the k best of each row, preferring smaller numbers if scores are equal.
 
-    Columns are in the order of their numbers where scores are equal: lax.top_k prefers
-    the first of equals.
+    Columns with equal scores must be in the order of their numbers, because lax.top_k
+    prefers the first of equals.
     """
     values, at = jax.lax.top_k(scores, k)
     return jnp.take_along_axis(numbers, at, axis=1), values

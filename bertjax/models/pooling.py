@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the hidden states of a sequence to the vector that its classes are made of.
+"""Pooling: one vector per sequence, from which classes are computed.
 
-The first token through a dense layer and tanh: Devlin et al. 2019, section 3.1 and
-google-research/bert, modeling.py; what other families do: models/families.py.
+BERT's is the first token through a dense layer and tanh (Devlin et al. 2019, section
+3.1; google-research/bert, modeling.py). models/families.py has that of other families.
 """
 
 import jax
@@ -20,10 +20,10 @@ def pool(
     batch: dict[str, jax.Array],
     pooling: str = "",
 ) -> jax.Array:
-    """Return the vector of each sequence that classes are computed of.
+    """Return the vector of each sequence from which classes are computed.
 
-    x [B, L, D] -> [B, D], of packed rows [B, S, D]. pooling: of POOLINGS; empty: the
-    config's. Raises UserError for the first token of a decoder.
+    x [B, L, D] -> [B, D], or [B, S, D] for packed rows. pooling: a key of POOLINGS;
+    empty: the config's. Raises UserError if a decoder's config pools the first token.
     """
     if cfg.is_decoder and cfg.classifier_pooling == "cls":
         raise UserError(
@@ -40,7 +40,7 @@ def pool(
 
 
 def members_of(batch: dict[str, jax.Array]) -> jax.Array:
-    """Say which tokens are of which sequence: boolean [B, S, L]; S = 1 if unpacked."""
+    """Return the tokens of each sequence, boolean [B, S, L]; S = 1 if unpacked."""
     if "cls_positions" not in batch:
         return batch["attention_mask"][:, None, :] > 0
     number = 1 + jnp.arange(batch["cls_positions"].shape[1])
@@ -48,9 +48,9 @@ def members_of(batch: dict[str, jax.Array]) -> jax.Array:
 
 
 def means(x: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
-    """Average the tokens of each sequence: [B, D], of packed rows [B, S, D]."""
+    """Average the tokens of each sequence: [B, D], or [B, S, D] for packed rows."""
     mine = members_of(batch).astype(jnp.float32)
-    # A TPU would round what it multiplies to 8 bits.
+    # By default a TPU rounds the inputs of a product to 8 bits.
     precise = jax.lax.Precision.HIGHEST
     total = jnp.matmul(mine, x.astype(jnp.float32), precision=precise)
     out = total / jnp.maximum(mine.sum(axis=-1, keepdims=True), 1)
@@ -58,16 +58,16 @@ def means(x: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
 
 
 def first_tokens(x: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
-    """Take the first token of each sequence: [B, D], of packed rows [B, S, D]."""
+    """Select the first token of each sequence: [B, D], or [B, S, D] for packed rows."""
     if "cls_positions" not in batch:
         return x[:, 0]
     return take_at(x, batch["cls_positions"])
 
 
 def last_positions(batch: dict[str, jax.Array]) -> jax.Array:
-    """Find the last token of each sequence: i32 [B, 1], of packed rows [B, S].
+    """Find the last token of each sequence: i32 [B, 1], or [B, S] for packed rows.
 
-    0 for a sequence that is not there.
+    It is 0 for a slot without a sequence.
 
         attention_mask   0  1  1  1  0  ->  3
         segment_ids      1  1  2  2  0  ->  1  3
@@ -78,17 +78,17 @@ def last_positions(batch: dict[str, jax.Array]) -> jax.Array:
 
 
 def last_tokens(x: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
-    """Take the last token of each sequence: [B, D], of packed rows [B, S, D]."""
+    """Select the last token of each sequence: [B, D], or [B, S, D] for packed rows."""
     vectors = take_at(x, last_positions(batch))
     return vectors if "cls_positions" in batch else vectors[:, 0]
 
 
-# Named in tasks/task_type.py too.
+# tasks/task_type.py has these names too.
 POOLINGS = {"mean": means, "cls": first_tokens, "last": last_tokens}
 
 
 def normalize_vectors(vectors: jax.Array) -> jax.Array:
-    """Make vectors of length 1, [..., D]; zeros stay zeros."""
+    """Scale vectors [..., D] to length 1; zeros stay zeros."""
     size = jnp.sum(jnp.square(vectors), axis=-1, keepdims=True)
     return vectors * jax.lax.rsqrt(jnp.maximum(size, 1e-24))
 
@@ -96,8 +96,11 @@ def normalize_vectors(vectors: jax.Array) -> jax.Array:
 def text_vectors(
     x: jax.Array, batch: dict[str, jax.Array], pooling: str, normalize: bool
 ) -> jax.Array:
-    """Return the vector of each sequence, f32 [B, D], of packed rows [B, S, D]; a slot
-    without a sequence has some vector. pooling: of POOLINGS; normalize: of length 1."""
+    """Return the embedding of each sequence, f32 [B, D], or [B, S, D] for packed rows.
+
+    The vector of a slot without a sequence is meaningless. pooling: a key of POOLINGS;
+    normalize: scale to length 1.
+    """
     with jax.named_scope("pooling"):
         vectors = POOLINGS[pooling](x.astype(jnp.float32), batch)
         return normalize_vectors(vectors) if normalize else vectors

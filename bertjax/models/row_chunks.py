@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work on a batch part by part, so that memory holds one part's activations."""
+"""Process a batch in chunks, so that memory holds the activations of one chunk only."""
 
 import math
 from collections.abc import Callable
@@ -12,13 +12,13 @@ from bertjax.parallel.sharding import size_along
 
 
 def map_rows(function: Callable[..., Any], chunks: int, batch: Any) -> Any:
-    """Run function(rows, number of the chunk) on `chunks` parts of a batch, in turn.
+    """Run function(rows, number of the chunk) on each chunk of a batch in turn.
 
-    batch: a tree of arrays [B, ...]; function: row by row, to a tree of arrays
-    [B / chunks, ...]. Returns what it returns, [B, ...]. A gradient runs each part
-    again, so that nothing but the results is kept of all parts (GradCache: Gao et al.
-    2021, arXiv 2101.06983). Part i has every chunks-th row: rows stay on their device.
-    Raises ValueError where `chunks` does not divide B.
+    batch: a tree of arrays [B, ...]; function: maps each row independently, and returns
+    a tree of arrays [B / chunks, ...]. Returns the joined results, [B, ...]. The
+    backward pass runs each chunk again, so only the results of all chunks are stored
+    (GradCache: Gao et al. 2021, arXiv 2101.06983). A chunk has every chunks-th row, so
+    rows stay on their device. Raises ValueError if `chunks` does not divide B.
     """
     if chunks == 1:
         return function(batch, 0)
@@ -37,10 +37,10 @@ def map_rows(function: Callable[..., Any], chunks: int, batch: Any) -> Any:
 
 
 def count_row_chunks(rows: int, floats_a_row: int, megabytes: int) -> int:
-    """Return how many parts a batch is worked on in, a divisor of a device's rows.
+    """Return the number of chunks for a batch, a divisor of the rows per device.
 
-    A part of a device has at most so many megabytes in f32, where rows can be parted so
-    far; 0: whatever it takes.
+    A device's part of a chunk takes at most `megabytes` in f32, unless a single row
+    takes more. megabytes=0: one chunk.
     """
     if not megabytes:
         return 1

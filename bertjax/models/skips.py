@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a layer reads beside the result of the layer before it, by learnt scalars.
+"""Skip connections from earlier layers, weighted by learned scalars.
 
-Each is a switch of EncoderConfig. With x_l the input of layer l (from 0), y_l its
-result, x_0 the embeddings and u_l the values of its attention, a layer begins with
+Each kind is a switch of EncoderConfig. Let x_l be the input of layer l (from 0), y_l
+its result, x_0 the embeddings and u_l the values of its attention. A layer begins with
 
     x_l = y_(l-1) + w_l y_(N-1-l)        unet_skips, of the layers l >= N - floor(N/2)
     x_l = a_l x_l + b_l x_0              embedding_skip
@@ -24,7 +24,7 @@ from bertjax.models.layers import Params, Spec
 
 
 class Earlier(NamedTuple):
-    """What a layer reads of earlier ones; None: nothing.
+    """What a layer reads from earlier layers; None for what it does not read.
 
     embeddings: x_0 [B, L, D]; values: u_0 [B L, H K]; result: y_(N-1-l) [B, L, D].
     """
@@ -51,7 +51,7 @@ def skip_specs(cfg: EncoderConfig) -> dict[str, dict[str, Spec]]:
 
 
 def read_earlier(params: Params, x: jax.Array, earlier: Earlier) -> jax.Array:
-    """Return what a layer with these parameters begins with, of x [B, L, D]."""
+    """Return a layer's input: x [B, L, D] mixed with results of earlier layers."""
     if earlier.result is not None:
         x = mix(x, earlier.result, 1.0, params["unet_skips"]["early"])
     if earlier.embeddings is not None:
@@ -61,7 +61,7 @@ def read_earlier(params: Params, x: jax.Array, earlier: Earlier) -> jax.Array:
 
 
 def mix_values(params: Params, values: jax.Array, earlier: Earlier) -> jax.Array:
-    """Return the values [T, H K] that a layer with these parameters attends to."""
+    """Mix a layer's attention values [T, H K] with those of the first layer."""
     if earlier.values is None or "value_skip" not in params:
         return values
     own, first = (params["value_skip"][name] for name in ("own", "first"))
@@ -71,7 +71,7 @@ def mix_values(params: Params, values: jax.Array, earlier: Earlier) -> jax.Array
 def mix(
     x: jax.Array, y: jax.Array, own: jax.Array | float, other: jax.Array
 ) -> jax.Array:
-    """Return own x + other y in the dtype of x; sums, and those of gradients, f32."""
+    """Return own x + other y in the dtype of x, computed in f32, gradients too."""
     x32, y32 = x.astype(jnp.float32), y.astype(jnp.float32)
     return (own * x32 + other * y32).astype(x.dtype)
 
@@ -79,6 +79,6 @@ def mix(
 def result_for(
     cfg: EncoderConfig, index: int, results: Sequence[jax.Array]
 ) -> jax.Array | None:
-    """Return the earlier result that layer `index` reads, of those of all before it."""
+    """Return the earlier result that layer `index` reads; results: of all before it."""
     n = cfg.num_hidden_layers
     return results[n - 1 - index] if cfg.unet_skips and index >= n - n // 2 else None

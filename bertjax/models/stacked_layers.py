@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All layers: a loop over parameters stacked on axis 0, or one after the other."""
+"""All layers, as a loop over parameters stacked on axis 0, or one after the other."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -22,10 +22,10 @@ from bertjax.parallel.sharding import constrain
 
 
 class Run(NamedTuple):
-    """What a pass through the layers makes.
+    """The results of a pass through the layers.
 
-    hidden: [B, L, D]; kept: what keep(x) made of each layer's result; caches: those
-    that were given, with the tokens of this pass.
+    hidden: [B, L, D]; kept: keep(x) of each layer's result; caches: the given caches,
+    extended by the tokens of this pass.
     """
 
     hidden: jax.Array
@@ -44,12 +44,13 @@ def run_layers(
     memory: MemoryInputs | None = None,
     caches: tuple[LayerCache, ...] | None = None,
 ) -> Run:
-    """Run the layers on x [B, L, D]; also return what keep(x) makes of each result.
+    """Run the layers on x [B, L, D]; also return keep(x) of each layer's result.
 
-    layers: stacked, or of `unstack`. With positions, i32 [B, P], the last layer's
-    result is of these, [B, P, D], and it is computed there alone where layers are no
-    loop (cfg.unroll). memory: what a decoder's layers read of an encoder. caches: of
-    unstacked layers, keys and values of earlier tokens.
+    layers: stacked, or from `unstack`. positions: i32 [B, P], the positions at which
+    the last layer's result is returned, [B, P, D]; if the layers are unrolled
+    (cfg.unroll), it is computed only there. memory: the encoder's output that a
+    decoder's layers attend to. caches: keys and values of earlier tokens, for unstacked
+    layers only.
     """
 
     def layer(x, scanned, inputs=inputs, positions=None):
@@ -58,7 +59,8 @@ def run_layers(
     def step(x, scanned, inputs, positions, cache=None):
         params, index, depth = scanned
         if params is None:
-            group = depth["group"]  # of numpy arrays too, which no tracer indexes
+            group = depth["group"]
+            # The leaves may be numpy arrays, which a tracer cannot index.
             params = jax.tree.map(lambda p: jnp.asarray(p)[group], layers)
         own = earlier._replace(result=depth.get("result"))
         key = fold_in(rng, index)
@@ -91,10 +93,11 @@ def run_layers(
     scanned, early = scan_inputs(layers, cfg), None
     if cfg.unet_skips:
         x, early, scanned = run_first_half(remat(emit(layer), cfg), cfg, x, scanned)
-    # A loop would have to copy its stack, and its gradients', to leave a layer out.
+    # Run the last layer separately only if the others are unrolled: a loop would have
+    # to copy the stack of parameters, and that of gradients, to leave a layer out.
     apart = positions is not None and (cfg.unroll or n) >= n
     rest = jax.tree.map(lambda leaf: leaf[:-1], scanned) if apart else scanned
-    # An unrolled scan with its single body is what costs least memory and time.
+    # An unrolled scan, with its single body, costs the least memory and time.
     x, results = jax.lax.scan(remat(layer, cfg), x, rest, unroll=cfg.unroll or n)
     if apart:
         last = functools.partial(layer, inputs=inputs_of(-1), positions=positions)
@@ -107,7 +110,7 @@ def run_layers(
 
 
 def emit(layer: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a layer's step also return its result."""
+    """Wrap a layer's step so that it also returns the layer's result."""
 
     def run(x: jax.Array, scanned: Any) -> tuple[jax.Array, Any]:
         x, kept = layer(x, scanned)
@@ -119,10 +122,11 @@ def emit(layer: Callable[..., Any]) -> Callable[..., Any]:
 def run_first_half(
     step: Callable[..., Any], cfg: EncoderConfig, x: jax.Array, scanned: Any
 ) -> tuple[jax.Array, Any, Any]:
-    """Run the layers that no earlier result goes to; of an odd number the middle too.
+    """Run the layers that read no earlier result: the first half, and a middle layer.
 
-    step: a layer's, of `emit`; scanned: of scan_inputs. Returns x, what is kept of
-    these, and what the others scan, depth["result"] being what each of them reads.
+    step: from `emit`; scanned: from scan_inputs. Returns x, keep(x) of these layers,
+    and the scan inputs of the others, where depth["result"] is the earlier result that
+    each of them reads.
     """
     n = cfg.num_hidden_layers
     half = n // 2
@@ -140,7 +144,7 @@ def run_first_half(
 
 
 def remat(layer: Callable[..., Any], cfg: EncoderConfig) -> Callable[..., Any]:
-    """Let the backward pass compute a layer again, as cfg.remat says."""
+    """Make the backward pass recompute a layer as cfg.remat says."""
     if cfg.remat == "none":
         return layer
     names = ["product"] if cfg.remat == "dots" else []
@@ -149,10 +153,10 @@ def remat(layer: Callable[..., Any], cfg: EncoderConfig) -> Callable[..., Any]:
 
 
 def unstack(params: Params, cfg: EncoderConfig) -> Params:
-    """Give each layer arrays of its own, for `apply` without gradients.
+    """Give each layer its own arrays, for `apply` without gradients.
 
-    A compiled program copies what it takes out of a stack, in every call: two thirds of
-    the time of a single short text at base size.
+    A compiled program copies each layer's parameters out of a stack in every call,
+    which is two thirds of the time for a single short text at base size.
     """
     n = cfg.groups[-1] + 1
     layers = tuple(take_layer(params["layers"], i, n) for i in range(n))
@@ -160,9 +164,10 @@ def unstack(params: Params, cfg: EncoderConfig) -> Params:
 
 
 def take_layer(stack: Mapping[str, Any], index: int, depth: int) -> Params:
-    """Take the parameters of a layer, of `depth`, without those that it lacks.
+    """Return the parameters of layer `index` of `depth` layers.
 
-    A leaf that the first layers lack is stacked over the others.
+    A leaf that the first layers lack is stacked over the others; it is left out for the
+    layers that lack it.
     """
     taken: Params = {}
     for name, part in stack.items():
@@ -177,26 +182,27 @@ def take_layer(stack: Mapping[str, Any], index: int, depth: int) -> Params:
 def scan_inputs(
     layers: Params, cfg: EncoderConfig
 ) -> tuple[Params | None, jax.Array, dict[str, jax.Array]]:
-    """Return what the loop over the layers scans, axis 0 being the depth.
+    """Return what the loop over the layers scans, with the layers on axis 0.
 
-    That is the layers' own parameters (None where some share theirs), their index,
-    and what differs between them: "group", whose parameters; "is_global", whether it
-    sees all; "is_normed", whether its attention has a norm.
+    That is the layers' parameters (None if layers share them), their index, and what
+    differs between layers: "group", the set of parameters that a layer uses;
+    "is_global", whether its attention has no window; "is_normed", whether its attention
+    has a norm.
     """
     n = cfg.num_hidden_layers
     depth = {}
     if len(set(cfg.is_global)) > 1:
         depth["is_global"] = jnp.array(cfg.is_global)
     if not cfg.first_attention_norm and n > 1:
-        # The body is one for all layers, so the first is given the second's norm,
-        # which it does not use.
+        # All layers run the same body, so the first one gets the second's norm, which
+        # it does not use.
         depth["is_normed"] = jnp.arange(n) > 0
         norm = jax.tree.map(
             lambda leaf: jnp.concatenate([leaf[:1], leaf]), layers["attention"]["norm"]
         )
         layers = {**layers, "attention": {**layers["attention"], "norm": norm}}
     if "value_skip" in layers:
-        # The first layer's own values, which are mixed with themselves.
+        # The first layer has no scalars: with 1 and 0 its values stay its own.
         begin = {"own": 1.0, "first": 0.0}
         skip = {k: jnp.r_[begin[k], leaf] for k, leaf in layers["value_skip"].items()}
         layers = {**layers, "value_skip": skip}

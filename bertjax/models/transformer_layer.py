@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One layer: attention, in a decoder cross-attention, MLP.
+"""One layer: attention, cross-attention (in a decoder only), MLP.
 
-Each of them has a residual sum and a norm.
+Each of these has a residual sum and a norm.
 """
 
 import math
@@ -39,23 +39,23 @@ from bertjax.models.layers import (
 )
 from bertjax.models.skips import NOTHING, Earlier, mix_values, read_earlier
 
-# Sees what a matrix of a layer is about to be multiplied with, [T, in], by the path of
-# its parameters in the layer. Queries, keys and values share theirs, and so do the
-# gate and "mlp/up".
+# A function that observes the input [T, in] of each matrix product of a layer; its
+# first argument is the path of the matrix in the layer. Queries, keys and values share
+# one input ("attention/query"), and so do the gate and "mlp/up".
 Tap = Callable[[str, jax.Array], None]
 
 
 class AttentionInputs(NamedTuple):
-    """What the attention reads beside hidden states; rope: None without rotary ones."""
+    """What attention reads besides hidden states; rope: None if it is not rotary."""
 
     mask: AttentionMask
     rope: Rope | None
 
 
 class MemoryInputs(NamedTuple):
-    """What the cross-attention reads beside hidden states.
+    """What the cross-attention reads besides hidden states.
 
-    hidden: [B, S, D] of the encoder; None where all layers have its keys in a cache.
+    hidden: [B, S, D] of the encoder; None if all layers have its keys in a cache.
     """
 
     mask: AttentionMask
@@ -68,11 +68,11 @@ def make_attention_inputs(
     batch: dict[str, jax.Array],
     slots: jax.Array | None = None,
 ) -> tuple[AttentionInputs, ...]:
-    """Make the inputs of global layers, of local ones, or both in this order.
+    """Build the attention inputs of global layers, local layers, or both in this order.
 
-    embeddings: the encoder's, which have a table of relative positions or none. slots:
-    i32 [B, n], the places that the tokens have among those that the batch describes,
-    which are the slots of a cache; None: the tokens are the batch's.
+    embeddings: the encoder's, with a table of relative positions if the config has it.
+    slots: i32 [B, n], for decoding with a cache: the batch describes the cache's slots,
+    and the tokens are in these. None: the tokens are those of the batch.
     """
     bias = None
     if cfg.relative_attention_num_buckets:
@@ -97,7 +97,7 @@ def make_attention_inputs(
 
 
 def normalise(params: Params, cfg: EncoderConfig, x: jax.Array) -> jax.Array:
-    """Normalise the last axis of x as the config says."""
+    """Normalize the last axis of x as the config says."""
     return layer_norm(params, x, cfg.layer_norm_eps, cfg.norm_type)
 
 
@@ -114,17 +114,18 @@ def apply_layer(
     cache: LayerCache | None = None,
     tap: Tap | None = None,
 ) -> tuple[jax.Array, LayerCache | None]:
-    """Run one layer on x [B, L, D]; with positions i32 [B, P] return [B, P, D], theirs.
+    """Run one layer on x [B, L, D]; return [B, L, D], or [B, P, D] with positions.
 
     Post-LN as in Vaswani et al. 2017, or pre-LN (Xiong et al. 2020, figure 1).
-    inputs: of make_attention_inputs; where there are two, depth["is_global"] chooses
-    (stacked_layers.scan_inputs). earlier: what it reads of layers before the last one
-    (skips.py), by scalars among its parameters. memory: what its cross-attention reads
-    (Vaswani et al. 2017, section 3.2.3). cache: where keys and values are kept, and
-    with query positions of `inputs` those of earlier tokens are; it is returned as it
-    is then. tap: sees what the layer's matrices are multiplied with, those of a
-    cross-attention aside. Matrix products see [B*L, D]: on a CPU gradients of products
-    of three axes run slower.
+    inputs: from make_attention_inputs; if there are two, depth["is_global"] chooses
+    (stacked_layers.scan_inputs). positions: i32 [B, P], the positions of the result.
+    earlier: results of layers before the previous one (skips.py), mixed in by scalars
+    among the parameters. memory: what the cross-attention reads (Vaswani et al. 2017,
+    section 3.2.3). cache: keys and values are written there, and if the masks of
+    `inputs` have query positions, those of earlier tokens are read from it; the new
+    cache is returned. tap: observes the inputs of the layer's matrices, except those of
+    a cross-attention. Matrix products are of [B*L, D], because on a CPU the gradients
+    of products with three axes are slower.
     """
     b, _, d = x.shape
     rngs = (None, None, None) if rng is None else jax.random.split(rng, 3)
@@ -163,21 +164,22 @@ def self_attention(
     cache: LayerCache | None,
     tap: Tap | None,
 ) -> tuple[jax.Array, LayerCache | None]:
-    """Mix the values of x [B, L, D] for each query: [B P, D]; residual: theirs.
+    """Attend within x [B, L, D]; return the mixed values of the queries, [B P, D].
 
-    Arguments are those of apply_layer, and so is what is returned of the cache.
+    residual: [B P, D], the rows of x at the queries. The other arguments, and the cache
+    that is returned, are as in apply_layer.
     """
     b, length, d = x.shape
     heads = (b, -1, cfg.num_attention_heads, cfg.head_dim)
     rate = 0.0 if rng is None else cfg.attention_probs_dropout_prob
     if inputs[0].mask.query_positions is not None:
-        backend = "xla"  # of few queries, which see the keys of a cache
+        backend = "xla"  # The queries are few, and attend to the keys of a cache.
     else:
         seen = inputs[0].mask
         kind = mask_kind(cfg, seen.steps is not None, seen.edges is not None)
         shape = (b, length, *heads[2:])
         backend, _ = choose_backend(cfg.attention, shape, rate, x.dtype, kind)
-    # Kernels take a query for each key; "xla" takes those at the positions alone.
+    # Kernels need a query for each key; "xla" can compute only those at `positions`.
     query_positions = positions if backend == "xla" else None
     x_of_queries = None if query_positions is None else residual
     p = params["attention"]
@@ -222,11 +224,11 @@ def cross_attention(
     rng: jax.Array | None,
     cache: LayerCache | None,
 ) -> tuple[jax.Array, LayerCache | None]:
-    """Mix values of the memory for x [B T, D], of so many rows: [B T, D].
+    """Attend from x [B T, D], which has `rows` rows, to the memory: [B T, D].
 
-    Without rotary or relative positions, and whatever cfg.attention is by "xla":
-    kernels take a query for each key. Keys and values that the cache lacks are made of
-    the memory, and are in it then.
+    There are no rotary or relative positions. The backend is "xla" whatever
+    cfg.attention says, because kernels need a query for each key. If the cache has no
+    keys and values of the memory, they are computed from it and added to the cache.
     """
     heads = (rows, -1, cfg.num_attention_heads, cfg.head_dim)
     y = normalise(params["norm"], cfg, x) if cfg.norm_position == "pre" else x
@@ -252,7 +254,7 @@ def add_attended(
     y: jax.Array,
     rng: jax.Array | None,
 ) -> jax.Array:
-    """Project what an attention mixed, [T, D], and add it to the residual stream."""
+    """Project an attention's result [T, D] and add it to the residual stream."""
     with jax.named_scope("attention_out"):
         y = linear(params["output"], y, "heads head embed")
         x = residual + dropout(y, cfg.hidden_dropout_prob, rng)
@@ -267,10 +269,11 @@ def queries_keys_values(
     x_of_queries: jax.Array | None = None,
     tap: Tap | None = None,
 ) -> list[jax.Array]:
-    """Project x [T, D] for the attention, [T, H K] each; pre-LN normalises it first.
+    """Project x [T, D] to queries, keys and values, [T, H K] each.
 
-    x_of_queries: [S, D], of which queries are made, [S, H K]; None for x. With
-    cfg.qk_norm each head of queries and keys has a root mean square of 1.
+    Pre-LN normalizes x first. x_of_queries: [S, D], from which the queries [S, H K] are
+    computed instead; None for x. With cfg.qk_norm each head of queries and keys has a
+    root mean square of 1.
     """
 
     def prepare(x: jax.Array) -> jax.Array:
@@ -291,10 +294,10 @@ def queries_keys_values(
 def layer_vectors(
     layer: Params, cfg: EncoderConfig, x: jax.Array, earlier: Earlier = NOTHING
 ) -> dict[str, jax.Array]:
-    """Return what a layer's attention makes of its input x [B, L, D], all heads side by
-    side: {"query", "key", "value"}, [B, L, H K] each, before rotary positions.
+    """Return a layer's queries, keys and values for its input x [B, L, D].
 
-    earlier: what it reads of layers before the last one, as apply_layer has it.
+    The result is {"query", "key", "value"}, [B, L, H K] each, before rotary positions.
+    earlier: as in apply_layer.
     """
     b, length, d = x.shape
     x = read_earlier(layer, x, earlier).reshape(-1, d)
@@ -304,10 +307,10 @@ def layer_vectors(
 
 
 def project(params: Params, name: str, cfg: EncoderConfig, x: jax.Array) -> jax.Array:
-    """Make queries, keys or values [T, H K] of x [T, D], as `name` says.
+    """Project x [T, D] to queries, keys or values [T, H K], as `name` says.
 
-    Backends divide scores by the root of a head's width, so that queries carry what
-    cfg.attention_scale differs from that.
+    Backends divide scores by the root of a head's width, so a different
+    cfg.attention_scale is multiplied into the queries.
     """
     y = product(params[name], x, "embed heads head")
     if cfg.qk_norm and name != "value":
@@ -318,10 +321,11 @@ def project(params: Params, name: str, cfg: EncoderConfig, x: jax.Array) -> jax.
 
 
 def first_values(params: Params, cfg: EncoderConfig, x: jax.Array) -> jax.Array:
-    """Return the values [B L, H K] of the first layer, of its parameters; x [B, L, D].
+    """Return the values [B L, H K] of the first layer; params: its own; x [B, L, D].
 
-    It makes them again: as what all layers read they are kept once for the backward
-    pass, where a loop would keep what it carries once a layer.
+    The first layer computes them again. They are computed here because then the
+    backward pass stores them once; as a value that a loop carries they would be stored
+    once per layer.
     """
     x = read_earlier(params, x, Earlier(x if cfg.embedding_skip else None))
     p, y = params["attention"], x.reshape(-1, x.shape[-1])
@@ -352,14 +356,15 @@ def mlp(
 
 
 def product(params: Params, x: jax.Array, axes: str) -> jax.Array:
-    """Return linear(params, x, axes), which remat="dots" keeps for the backward pass.
+    """Return linear(params, x, axes), which remat="dots" stores for the backward pass.
 
-    The attention is not kept: from queries, keys and values a kernel makes it again in
-    the time that storing it takes.
+    The attention's result is not stored: recomputing it from queries, keys and values
+    takes a kernel no longer than storing it would.
     """
     y = linear(params, x, axes)
     if axes != "embed mlp":
         return checkpoint_name(y, "product")
-    # As [1, T, M]: ELECTRA has two encoders, and M of one may be D of the other. XLA
-    # leaves out the zeros that stacks begin with, unless two loops share their shape.
+    # Name it as [1, T, M]: ELECTRA has two encoders, and M of one may equal D of the
+    # other. XLA omits the zeros that initialize a loop's stacks, but not if two loops
+    # share the shape.
     return checkpoint_name(y[None], "product")[0]

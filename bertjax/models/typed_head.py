@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A head that predicts the type of a token first, and by it the token."""
+"""A head that predicts a token's type first, and then the token given the type."""
 
 from typing import Any
 
@@ -23,9 +23,12 @@ from bertjax.models.layers import (
 def init_typed(
     rng: jax.Array, cfg: EncoderConfig, types: int, by_type: bool = True
 ) -> Params:
-    """Make the head: transform [D, E] and norm; embeddings "types" [Y, E] of types, and
-    "type_bias" [Y]; "dense" [2 E, E] where tokens are predicted by types (by_type);
-    "bias" [V]. The matrix over the vocabulary is the word embeddings'."""
+    """Initialize the head.
+
+    It has a transform [D, E] and a norm; embeddings "types" [Y, E] and "type_bias" [Y];
+    "dense" [2 E, E] if tokens are predicted given types (by_type); "bias" [V]. The
+    matrix over the vocabulary is that of the word embeddings.
+    """
     d, e = cfg.hidden_size, cfg.embedding_width
     specs: dict[str, Any] = {
         "transform": linear_specs(into=(d,), out=(e,)),
@@ -40,7 +43,7 @@ def init_typed(
 
 
 def typed_shardings(name: str) -> tuple[tuple[str, str], ...]:
-    """Return the logical axes of `params[name]`, a head of `init_typed`."""
+    """Return the logical axes of `params[name]`, a head created by `init_typed`."""
     return (
         (f"{name}/(transform|dense)/kernel", "embed width"),
         (f"{name}/((transform|dense)/bias|norm/(scale|bias))", "width"),
@@ -57,13 +60,13 @@ def typed_logits(
     hidden: jax.Array,
     types: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Predict types and tokens: f32 logits [B, P, Y] and [B, P, V] of hidden [B, P, D].
+    """Predict types and tokens from hidden [B, P, D]: f32 logits [B, P, Y], [B, P, V].
 
-    z = norm(gelu(W h)); the type's logits are the products of z and the embeddings of
-    types; e is the embedding of the likeliest type, or of `types` i32 [B, P], and has
-    no gradient but its own; tokens are predicted from gelu(W' [z, e]) by the word
-    embeddings [V, E]. Without "dense" they are predicted from z. (Liu et al. 2020,
-    CugLM, section 3.3; LiuFang816/CugLM, run_pretraining.py.)
+    z = norm(gelu(W h)). The logits of the types are the products of z and the
+    embeddings of types. e is the embedding of the most likely type, or of `types` i32
+    [B, P]; no gradient flows through the choice of a type. Tokens are predicted from
+    gelu(W' [z, e]) with the word embeddings [V, E], or without "dense" from z. (Liu et
+    al. 2020, CugLM, section 3.3; LiuFang816/CugLM, run_pretraining.py.)
     """
     with jax.named_scope("typed_head"):
         b, p, d = hidden.shape
@@ -87,7 +90,7 @@ def typed_logits(
 def typed_flops(
     cfg: EncoderConfig, types: int, by_type: bool, length: int, predictions: int
 ) -> float:
-    """Count those of the head, forward and backward, per token slot of `length`."""
+    """Count the head's FLOPs, forward and backward, per token slot of `length`."""
     d, e = cfg.hidden_size, cfg.embedding_width
     each = d * e + types * e + 2 * e * e * by_type + cfg.vocab_size * e
     return 6.0 * each * predictions / length
