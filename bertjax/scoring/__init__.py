@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model is worth: losses, likelihoods of lines, retrieval, a task's metrics.
+"""Score models: losses, likelihoods of lines, retrieval, a task's metrics.
 
-Every module here but SUPPORT is a scorer that `bertjax.evaluate --what` can name
-(scorer.py says what one is).
+Every module here except those in SUPPORT is a scorer for `bertjax.evaluate --what`
+(scorer.py defines what a scorer is).
 """
 
 SUPPORT = (

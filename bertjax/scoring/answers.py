@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers that a model of conversations writes: how much of what it says is different.
+"""Score the answers of a dialogue model by how diverse they are.
 
-distinct-1 and distinct-2 (Li et al. 2016, arXiv 1510.03055, section 5.2) of the answers
-to held-out conversations, beside those of what people answered there. Both fall with
-the number of answers: compare what has the same.
+The measures are distinct-1 and distinct-2 (Li et al. 2016, arXiv 1510.03055, section
+5.2) of the answers to held-out conversations, beside those of the human answers. Both
+fall as the number of answers grows, so compare equal numbers.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,10 +28,11 @@ Prompt = dict[str, Any]  # of bertjax.generate
 
 
 def score(args: Any, path: str, flag: str) -> Scores:
-    """Score what a model answers in the last turn of each conversation.
+    """Score a model's answers in the last turn of each conversation.
 
-    Of --text or data.valid --examples=N, spread evenly, 0 for all. An answer is of the
-    likeliest tokens; with --rank=N the likeliest of N that are drawn.
+    It answers --examples=N conversations of --text or data.valid, spread
+    evenly; 0 means all. An answer is decoded greedily; with --rank=N it is the
+    likeliest of N drawn ones.
     """
     opened = models.open_model(path, flag)
     config = opened.config
@@ -45,7 +46,7 @@ def score(args: Any, path: str, flag: str) -> Scores:
     most = config.eval.examples if args.examples is None else args.examples
     wanted = Options(rank=args.rank, top_k=args.top_k, batch_size=args.batch_size or 32)
     if args.rank and args.top_k is None:
-        wanted = wanted._replace(temperature=1.0)  # else nothing would be drawn
+        wanted = wanted._replace(temperature=1.0)  # otherwise nothing would be drawn
     how = open_writer.pick_way(opened, wanted, f"{flag}={path}")
     asked = {
         name: choose(opened, [*conversations(opened, part, key)], most, f"{key}={part}")
@@ -63,7 +64,8 @@ def score(args: Any, path: str, flag: str) -> Scores:
 
 
 def diversity(texts: list[str], right: tuple[str, ...]) -> dict[str, float]:
-    """Return distinct-n of texts, and of the right ones; words: the mean number."""
+    """Return distinct-n and the mean number of words, of `texts` and
+    of the human answers."""
     found: dict[str, float] = {"answers": len(texts)}
     found |= {name: share(texts) for name, share in SHARES.items()}
     found["words"] = float(np.mean([len(words_of(text)) for text in texts]))
@@ -73,9 +75,9 @@ def diversity(texts: list[str], right: tuple[str, ...]) -> dict[str, float]:
 
 
 def conversations(opened: Any, text: str, key: str) -> Iterator[tuple[Prompt, str]]:
-    """Yield of each conversation all but the last turn, and that.
+    """Yield (all turns but the last, the last turn) of each conversation.
 
-    Those of one turn are left out. Raises UserError for files that cannot be read.
+    Conversations of one turn are left out. Raises UserError for unreadable files.
     """
     data = opened.config.data
     fields = {"text_field": data.text_field, "layout": TURNS}
@@ -98,7 +100,7 @@ def conversations(opened: Any, text: str, key: str) -> Iterator[tuple[Prompt, st
 
 
 def fits(rows: dialogues.Conversations, prompt: Mapping[str, Any]) -> bool:
-    """Whether the last turn of a conversation has room in a row."""
+    """Return whether the last turn of a conversation has room in a row."""
     try:
         rows.lay_out_one(prompt)
     except UserError:
@@ -109,9 +111,11 @@ def fits(rows: dialogues.Conversations, prompt: Mapping[str, Any]) -> bool:
 def choose(
     opened: Any, pairs: list[tuple[Prompt, str]], most: int, source: str
 ) -> list[tuple[Prompt, str]]:
-    """Return so many of the pairs, spread evenly, but for those whose last turns do not
-    fit into a row, or the first that do where these are all; 0: all. Raises UserError
-    for none."""
+    """Return up to `most` of the pairs, spread evenly; 0 means all.
+
+    Pairs whose last turns do not fit into a row are dropped. If that drops all, the
+    first pairs that fit are returned. Raises UserError if there are none.
+    """
     n = min(most or len(pairs), len(pairs))
     rows = dialogues.Conversations(opened)
     chosen = [pairs[i * len(pairs) // n] for i in range(n)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How sure a mean is, and how far probabilities can be believed."""
+"""Compute confidence intervals of means and correlations, and calibration errors."""
 
 import math
 from collections.abc import Callable
@@ -16,12 +16,12 @@ def half_width(
 ) -> float | None:
     """Return the half-width of the 95% interval of sum(values) / sum(weights).
 
-    values, weights: f64 [n], sums over rows; groups: i64 [n], the documents they are
-    of. Documents are the draws: rows of one resemble each other. The normal
-    approximation of a ratio of sums (Cochran 1977, Sampling Techniques, on ratio
-    estimators), with Student's t for few documents; no resampling, since nothing here
-    is as skewed as to need it, and so nothing is drawn. None for fewer than two
-    documents.
+    values, weights: f64 [n], sums over rows; groups: i64 [n], the documents of the
+    rows. Documents are the independent draws, because rows of one document resemble
+    each other. It uses the normal approximation of a ratio of sums (Cochran 1977,
+    Sampling Techniques, on ratio estimators), with Student's t for few documents.
+    Nothing here is so skewed that it needs resampling, so no random numbers are needed.
+    None for fewer than two documents.
     """
     from scipy.special import stdtrit
 
@@ -39,10 +39,10 @@ def half_width(
 def correlation_half_width(a: np.ndarray, b: np.ndarray, ranked: bool) -> float | None:
     """Return the half-width of the 95% confidence interval of a correlation.
 
-    a, b: f64 [n], pairs that are independent draws. ranked: Spearman's, else Pearson's.
-    By linearisation, as `half_width`: each pair's influence on the correlation (Devlin,
-    Gnanadesikan and Kettenring 1975), of ranks with what the pair does to the
-    others' ranks. None where there is no correlation.
+    a, b: f64 [n], pairs that are independent draws. ranked: Spearman's, otherwise
+    Pearson's. Like `half_width` it linearizes, by each pair's influence on the
+    correlation (Devlin, Gnanadesikan and Kettenring 1975); for ranks that includes the
+    pair's effect on the others' ranks. None if there is no correlation.
     """
     if len(a) < 2 or not np.ptp(a) or not np.ptp(b):
         return None
@@ -57,10 +57,12 @@ def correlation_half_width(a: np.ndarray, b: np.ndarray, ranked: bool) -> float 
 
 
 def _shares_below(x: np.ndarray) -> tuple[np.ndarray, Callable]:
-    """Return of each value the share of values below it, equal ones counting half.
+    """Return for each value the share of values below it (equal ones
+    count half), and push.
 
-    And push(g): of each value the mean of g f64 [n] over all values above it, and half
-    of g where they are equal: how much the sum of g times the shares grows with it.
+    push(g) returns for each value the mean of g, f64 [n], over all values above
+    it, with half of g for equal values: how much the sum of g times the shares
+    grows with that value.
     """
     _, at, count = np.unique(x, return_inverse=True, return_counts=True)
     shares = (np.cumsum(count) - count / 2)[at] / len(x)
@@ -73,10 +75,10 @@ def _shares_below(x: np.ndarray) -> tuple[np.ndarray, Callable]:
 
 
 class Calibration:
-    """Compares how sure guesses are with how often they are right.
+    """Compare the confidence of guesses with how often they are right.
 
-    The expected calibration error over bins of equal width (Guo et al. 2017): the mean
-    over guesses of |accuracy - confidence| of their bin.
+    It computes the expected calibration error over bins of equal width (Guo et al.
+    2017): the mean over guesses of |accuracy - confidence| of their bin.
     """
 
     def __init__(self) -> None:
@@ -87,7 +89,7 @@ class Calibration:
     ) -> None:
         """Count guesses: f64 in [0, 1], bool, f64, all of one shape.
 
-        Raises UserError for what is no number: the model's parameters are broken.
+        Raises UserError for NaN, which shows that the model's parameters are broken.
         """
         if not np.isfinite(confidence).all():
             raise UserError("the model's probabilities are not finite (NaN)")

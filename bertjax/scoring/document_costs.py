@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents that language models are scored on, and the totals of what they cost.
+"""Read the documents that language models are scored on, and add up their costs.
 
-Which text is scored depends on the text and the flags alone: models of any objective,
-plan, length and tokenizer are compared on the same documents, by bits a character.
+The scored text depends only on the text and the flags: models of any objective, plan,
+length and tokenizer are compared on the same documents, by bits per character.
 """
 
 import math
@@ -37,16 +37,19 @@ from bertjax.scoring.scorer import (
 from bertjax.scoring.sequence_scorers import LanguageModel
 from bertjax.scoring.token_rows import Window, cut_windows
 
-# What decides which text is scored, whatever the run has. Spelt out, so that no change
-# of a default changes what models are compared on. characters, examples: 0 is all.
+# Settings that decide which text is scored, whatever the run has. They are spelled out,
+# so that a changed default does not change comparisons. characters, examples: 0 is all.
 COMMON_LM = dict(unit="document", characters=0, examples=0)
 FLAGS = ("length", "stride", "characters", "examples")
 
 
 class Layout(NamedTuple):
-    """How documents are cut: `room` tokens of text a window of `length` tokens, begun
-    `stride` after the last; of each document the first `characters`, 0: all; documents
-    at most `examples`, 0: all."""
+    """How documents are cut into windows.
+
+    A window has `length` tokens, `room` of them text, and begins `stride` tokens after
+    the previous one. Only the first `characters` of each document and at most
+    `examples` documents are scored; 0 means all.
+    """
 
     unit: str
     characters: int
@@ -57,7 +60,8 @@ class Layout(NamedTuple):
 
 
 class Text(NamedTuple):
-    """A document: its ids i32 [n], without special ones; its characters and bytes."""
+    """A document: its ids i32 [n] without special ones; its numbers of
+    characters and bytes."""
 
     ids: np.ndarray
     characters: int
@@ -65,7 +69,7 @@ class Text(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a document costs in nats, and the tokens that it is the cost of."""
+    """The cost of a document in nats, and the number of tokens it covers."""
 
     nats: float
     tokens: int
@@ -74,10 +78,10 @@ class Cost(NamedTuple):
 def read_layout(
     args: Any, lm: LanguageModel, specials: int, unscored: int = 0
 ) -> Layout:
-    """Read the flags.
+    """Read the layout from the flags.
 
-    specials: tokens of a window that are no text; unscored: those of the text that it
-    gives no probability to. Raises UserError.
+    specials: tokens of a window that are not text; unscored: tokens of text without a
+    probability. Raises UserError.
     """
     length = row_length(lm.cfg, args.length, lm.longest)
     room = length - specials
@@ -97,13 +101,13 @@ def read_layout(
 def read_sets(
     args: Any, lm: LanguageModel, layout: Layout
 ) -> Iterator[tuple[str, list[Text]]]:
-    """Yield (name, documents) of --text, or of the run's data.valid. UserError."""
+    """Yield (name, documents) of each set of --text or data.valid. Raises UserError."""
     data = lm.config.data
     value, key = text_to_score(args, lm.config)
     prepared_text.settle_cache(lm.config, cli.say)
     cache = os.fspath(open_cache(data.cache).root)
     fields = {"text_field": data.text_field}
-    if not args.text:  # of --text the text alone says what is read
+    if not args.text:  # --text is read independently of the run's fields
         streams = ",".join(read_streams(data.streams))
         fields |= {"code_field": data.code_field, "streams": streams}
     for name, part in named_sources(value, key).items():
@@ -111,7 +115,8 @@ def read_sets(
         documents, counts = [], Counts()
         with keeping_hashes(cache):
             for source in sources:
-                source.fingerprint(cache, cli.say)  # puts in place what is made
+                # writes the files of made-up sources
+                source.fingerprint(cache, cli.say)
                 documents += source.documents(counts, data.max_line_bytes)
         refuse_empty(sources, counts)
         for line in counts.lines():
@@ -127,24 +132,24 @@ def read_sets(
 
 
 def read_text(tokenizer: Any, document: Document, characters: int = 0) -> Text:
-    """Encode a document as training does; of it at most the first `characters`.
+    """Encode a document as training does, or only its first `characters`.
 
-    White space within a line counts as one character, line breaks as none: tokenizers
-    see them so.
+    White space within a line counts as one character and line breaks as none, because
+    that is how tokenizers see them.
     """
     lines = [" ".join(line.split()) for line in document.paragraphs]
     if characters:
         lines = first_characters(lines, characters)
     whole = [*chain.from_iterable(map(pieces, lines))]
     tokens = encode_block(tokenizer, Block(parts=[whole], begins=[True])).tokens
-    if tokenizer.kind == "ids":  # which stand for no text
+    if tokenizer.kind == "ids":  # ids do not represent text
         return Text(tokens.astype(np.int32), 0, 0)
     size = sum(map(len, lines)), sum(len(line.encode()) for line in lines)
     return Text(tokens.astype(np.int32), *size)
 
 
 def first_characters(lines: Sequence[str], most: int) -> list[str]:
-    """Take the first characters, whole words where there are spaces.
+    """Keep the first characters, cutting at a space if there is one.
 
     >>> first_characters(["One two.", "Three four five."], 18)
     ['One two.', 'Three four']
@@ -164,7 +169,7 @@ def first_characters(lines: Sequence[str], most: int) -> list[str]:
 
 
 def cut_texts(texts: Sequence[Text], layout: Layout) -> list[tuple[int, Window]]:
-    """Return the windows of texts: (which text, window)."""
+    """Return the windows of texts as (index of the text, window)."""
     return [
         (i, window)
         for i, text in enumerate(texts)
@@ -176,10 +181,10 @@ def cut_texts(texts: Sequence[Text], layout: Layout) -> list[tuple[int, Window]]
 def add_up(
     name: str, texts: Sequence[Text], costs: Sequence[Cost], unknown: int
 ) -> dict[str, Any]:
-    """Return `<name>_loss`, bits a character and a byte, and how much was scored.
+    """Return `<name>_loss`, bits per character and byte, and how much was scored.
 
     `*_ci95` are half-widths of 95% intervals over documents. unknown: the id of the
-    unknown token. Raises UserError where no token is scored.
+    unknown token. Raises UserError if no token is scored.
     """
     nats = np.array([cost.nats for cost in costs])
     scored = np.array([cost.tokens for cost in costs], np.float64)
@@ -215,7 +220,7 @@ def make_scores(
     layout: Mapping[str, Any],
     sets: Mapping[str, Mapping[str, Any]],
 ) -> Scores:
-    """Return the scores of sets of documents, and how they were laid out."""
+    """Return the scores of sets of documents, with the layout that was used."""
     lines = ["layout common: " + "; ".join(f"{k} {v}" for k, v in layout.items())]
     for name, values in sets.items():
         lines += [f"{heading(name, lm.meta)}:", *value_lines(values)]

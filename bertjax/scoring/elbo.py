@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bound of -ln p of documents by a model that fills masks (masked_bound.py).
+"""Bound -ln p of documents by a model that fills masks (masked_bound.py).
 
-A document stands between [CLS] and [SEP], which are seen and never masked. What is
-longer than a window is scored in several: of each the tokens that an earlier one held
-are seen, so that the bounds add up to one of the document.
+A document stands between [CLS] and [SEP], which are visible and never masked. Documents
+longer than a window are scored in several windows. In each window, the tokens that an
+earlier one scored are visible, so that the bounds add up to a bound of the document.
 """
 
 import math
@@ -18,7 +18,7 @@ from bertjax.scoring.scorer import Scores
 from bertjax.scoring.sequence_scorers import LanguageModel, open_language_model
 
 FLAGS = (*document_costs.FLAGS, "draws", "estimator")
-DRAWS = 16  # of masks a window
+DRAWS = 16  # masks per window
 
 
 def score(args: Any, path: str, flag: str) -> Scores:
@@ -47,8 +47,10 @@ def bound_documents(
     estimator: str,
     batch_size: int | None = None,
 ) -> tuple[list[Cost], int, float]:
-    """Return a bound of what each document costs, -ln p in nats, how many windows there
-    are, and the variance that the draws leave the sum of all."""
+    """Return (bounds of -ln p of each document in nats, number of windows, variance).
+
+    The variance is that of the sum of all bounds, from the random draws.
+    """
     bound = masked_bound.make_bounder(
         lm.cfg,
         lm.params,

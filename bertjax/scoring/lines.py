@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of files as they stand, which are scored unrepaired, and their totals."""
+"""Read lines of files unchanged, without repairs, and add up their scores."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,12 +9,12 @@ from bertjax import UserError, registry
 from bertjax.data.corpus import files
 from bertjax.data.corpus.sources import expand_paths
 
-# What a scorer's sums are called before log_likelihood and perplexity.
+# Scorer -> prefix of the names log_likelihood and perplexity.
 KINDS = {"pll": "pseudo_", "mntp": "pseudo_", "elbo": "bound_of_"}
 
 
 class Line(NamedTuple):
-    """A line of a file, counted from 1, without its end."""
+    """A line of a file, without its line end; numbers begin at 1."""
 
     file: str
     number: int
@@ -22,14 +22,15 @@ class Line(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Name file and line, for messages."""
+        """The file and line, for messages."""
         return f"{self.file}, line {self.number}"
 
 
 def read_lines(value: str) -> Iterator[Line]:
-    """Yield the lines of --text: paths or patterns, several with commas, also packed.
+    """Yield the lines of --text: comma-separated paths or patterns,
+    also compressed files.
 
-    Raises UserError naming what is missing, damaged or not UTF-8.
+    Raises UserError that names what is missing, damaged or not UTF-8.
     """
     for entry in registry.split_list(value):
         for path in expand_paths(entry, "--text"):
@@ -47,10 +48,10 @@ def read_lines(value: str) -> Iterator[Line]:
 
 
 def total(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Add up scores, in nats, of the lines that have one.
+    """Add up the scores, in nats, of the lines that have one.
 
-    lines: {"text", "score" (None where it is too long, or no token), "tokens", "words",
-    "unknown"}, and "scorer" where it is not pll, by which the sums are named.
+    lines: {"text", "score" (None if too long or without a token), "tokens", "words",
+    "unknown"}, and "scorer", which names the sums, if it is not pll.
     """
     kind = KINDS.get(lines[0].get("scorer", "pll") if lines else "pll", "")
     fitting = [line for line in lines if line["score"] is not None]
@@ -58,7 +59,7 @@ def total(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     counts["too_long"] = len(lines) - len(fitting) - counts["no_tokens"]
     for name in ("tokens", "words", "unknown"):
         counts[name] = sum(line[name] for line in fitting)
-    # White space is no character: pieces have it or not, as their tokenizer likes.
+    # White space does not count, because tokenizers differ in whether pieces have it.
     characters = sum(len("".join(line["text"].split())) for line in fitting)
     if not characters:
         return counts

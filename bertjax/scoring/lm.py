@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causal log-likelihood of documents: each token from those before it.
+"""Score documents by causal log-likelihood: each token given those before it.
 
-A document is laid out as the model learnt it, behind the begin token. What is longer
-than a window is scored in several, each token once.
+A document is laid out as in training, after the begin token. Documents longer than a
+window are scored in several windows, each token once.
 """
 
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ def score(args: Any, path: str, flag: str) -> Scores:
         registry.pick("--begin", args.begin, BEGIN)
     _, lm = open_language_model(args, path, flag, "lm", "--what")
     begin = find_begin(lm.tokenizer, args.begin)
-    # Without a begin token the first of a window is not scored. Where each row of the
-    # training ended with [SEP], the last slot of a window is no token's: the model has
-    # learnt that no text stands there.
+    # Without a begin token, the first token of a window is not scored. If each row of
+    # the training ended with [SEP], the last slot of a window has no token: the model
+    # has learned that it never contains text.
     alone = begin is None
     layout = document_costs.read_layout(args, lm, 1 - alone + lm.closed, alone)
     sets = {}
@@ -43,11 +43,10 @@ def score(args: Any, path: str, flag: str) -> Scores:
 
 
 def find_begin(tokenizer: Any, begin: str | None) -> int | None:
-    """Return the token that windows begin with; None: none.
+    """Return the token that windows begin with, or None.
 
-    Unless --begin says it: [CLS], but where that is also the end of texts (GPT-2's
-    <|endoftext|>). There a text begins as in transformers, and its first token is not
-    scored.
+    The default is [CLS], but None if that also ends texts (GPT-2's <|endoftext|>). A
+    text then begins as in transformers, and its first token is not scored.
     """
     if begin is None:
         begin = "none" if tokenizer.cls_id == tokenizer.sep_id else "cls"
@@ -61,13 +60,13 @@ def score_documents(
     begin: int | None,
     batch_size: int | None = None,
 ) -> tuple[list[Cost], int]:
-    """Return what each document costs, -ln p in nats, and how many windows there are.
+    """Return the cost of each document (-ln p in nats) and the number of windows.
 
-    begin: what windows begin with, or None.
+    begin: the token that windows begin with, or None.
     """
     (cfg, steps), pad = lm.causal, lm.tokenizer.pad_id
     run = make_row_scorer(cfg, lm.params, pad, steps=steps, batch_size=batch_size)
-    # Without a begin token the first predicts nothing before it.
+    # Without a begin token, no token predicts the first one.
     alone = begin is None
     windows = [
         (i, window)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bound of ln p(text) by a model that fills masks.
+"""Bound ln p(text) by a model that fills masks.
 
-Masked diffusion without time conditioning: the mean over random masks of the cost of
-the masked tokens, each counted by the inverse of the share that is masked, is at least
--ln p of the text (Sahoo et al. 2024, MDLM, equation 10; Ou et al. 2025, RADD, section
-3.3: it is the mean over all orders of what filling in the tokens in that order costs).
+For masked diffusion without time conditioning, take the cost of the masked tokens,
+divided by the share of tokens that is masked. Its mean over random masks is at least
+-ln p of the text (Sahoo et al. 2024, MDLM, equation 10). It is also the mean cost of
+filling in the tokens, over all orders (Ou et al. 2025, RADD, section 3.3).
 """
 
 import itertools
@@ -22,8 +22,11 @@ ESTIMATORS = dict.fromkeys((ANY_ORDER, CONTINUOUS))
 
 
 class Masks(NamedTuple):
-    """masks: bool [R, n]; weights: f64 [R]. The sum over rows of the weight times what
-    the masked tokens cost estimates the bound; exact: it is the bound."""
+    """Masks of a text: masks bool [R, n], weights f64 [R].
+
+    The sum over rows of the weight times the cost of the masked tokens estimates the
+    bound. exact: it is the bound.
+    """
 
     masks: np.ndarray
     weights: np.ndarray
@@ -31,14 +34,14 @@ class Masks(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """A bound of ln p in nats, and the variance that the draws leave it."""
+    """A bound of ln p in nats, and its variance from the random draws."""
 
     value: float
     variance: float
 
 
 def pick_draws(draws: int | None, default: int) -> int:
-    """Return how many masks are drawn of a text. Raises UserError."""
+    """Return the number of masks per text. Raises UserError."""
     if draws is not None and draws % 2:
         raise UserError(
             f"--draws={draws} is odd: draws are compared in pairs, to tell how far "
@@ -56,18 +59,19 @@ def pick_estimator(name: str | None) -> str:
 def draw_masks(n: int, draws: int, estimator: str, key: np.ndarray) -> Masks:
     """Draw masks of n tokens; key: u64, of the text.
 
-    any_order: a number k of tokens, uniform in 1 to n, any k of them, weight n / k; all
-    masks there are where these are at most `draws`. continuous: a rate p, uniform in
-    (0, 1], each token by itself, weight 1 / p. Of either the draws share the range of k
-    or p evenly: draw j has it in the j-th part (low discrepancy).
+    any_order: draw a number k of tokens, uniform in 1 to n, then any k of them, with
+    weight n / k; if there are at most `draws` different masks, return all.
+    continuous: draw a rate p, uniform in (0, 1], then each token independently, with
+    weight 1 / p. The draws divide the range of k or p evenly: draw j is in the j-th
+    part (low discrepancy).
 
-    Of 4 tokens, 2 draws at 0.3 of their halves: k = 1 + floor(4 * 0.15) = 1 and
-    1 + floor(4 * 0.65) = 3, weights 4 / 1 / 2 and 4 / 3 / 2.
+    Example with 4 tokens and 2 draws, each at 0.3 of its half: k = 1 + floor(4 * 0.15)
+    = 1 and 1 + floor(4 * 0.65) = 3, with weights 4 / 1 / 2 and 4 / 3 / 2.
     """
     if estimator == ANY_ORDER and n < 31 and 2**n - 1 <= draws:
         masks = np.array([*itertools.product((False, True), repeat=n)][1:])
         k = masks.sum(axis=1)
-        alike = np.bincount(k)[k]  # masks with as many tokens
+        alike = np.bincount(k)[k]  # the number of masks with as many tokens
         return Masks(masks, 1 / (k * alike), True)
     each = np.arange(draws)
     place = (each + counter_rng.uniform(key, each)) / draws
@@ -82,7 +86,7 @@ def draw_masks(n: int, draws: int, estimator: str, key: np.ndarray) -> Masks:
 
 
 def text_key(ids: np.ndarray) -> np.ndarray:
-    """Return the key u64 of a text's draws: of its tokens alone."""
+    """Return the key u64 of a text's draws, which depends only on its tokens."""
     places = np.arange(len(ids))
     each = counter_rng.fold(0, "elbo", places, ids)
     return counter_rng.fold(np.bitwise_xor.reduce(each), len(ids))
@@ -91,11 +95,11 @@ def text_key(ids: np.ndarray) -> np.ndarray:
 def masked_row(
     ids: np.ndarray, window: Window, mask: np.ndarray, tokenizer: Any, before: bool
 ) -> Row:
-    """Make the row with a mask, bool [n], of the scored tokens of a window.
+    """Build a row for a window; mask: bool [n], of its scored tokens.
 
-    before: predictions are read one place to the left, as masked next-token prediction
-    has them. Of the tokens 17 25 31 46 with the last three scored, two masked (cls 2,
-    sep 3, mask 4), without and with before:
+    before: predictions are read one position to the left, as in masked next-token
+    prediction. Example: the tokens 17 25 31 46 with the last three scored and two of
+    them masked (cls 2, sep 3, mask 4), first without `before`, then with it:
 
         ids           2 17  4 31  4  3        2 17  4 31  4  3
         positions           2     4              1     3
@@ -119,10 +123,10 @@ def make_bounder(
     before: bool = False,
     batch_size: int | None = None,
 ) -> Callable[[Sequence[tuple[np.ndarray, Window]]], list[Bound]]:
-    """Make bound(windows of texts of ids) -> the bound of ln p of each.
+    """Build bound(windows of texts of ids) -> the bound of ln p for each.
 
-    Masked are the scored tokens alone; those before them in the window are seen. [MASK]
-    has no probability. The draws of a text depend on its tokens and `draws` alone.
+    Only the scored tokens of a window are masked; those before them are visible. [MASK]
+    has probability 0. The draws of a text depend only on its tokens and `draws`.
     """
     score = make_row_scorer(
         cfg, params, tokenizer.pad_id, never=tokenizer.mask_id, batch_size=batch_size
@@ -157,7 +161,7 @@ def add_up(drawn: Masks, costs: np.ndarray) -> Bound:
     """Return the bound of a text; costs: ln p of the masked tokens of each row, [R].
 
     The variance is that of collapsed strata (Cochran 1977, section 5A.12): each draw is
-    the only one of its part of the range, and is compared with that of the next part.
+    the only one in its part of the range, and is compared with that of the next part.
     """
     values = drawn.weights * costs
     total = float(values.sum())

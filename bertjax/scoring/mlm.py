@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Held-out loss on the rows and masks that all models of one tokenizer share.
+"""Score held-out loss on rows and masks that all models of one tokenizer share.
 
-What models are compared on depends on their tokenizer and the text alone, whatever they
-were trained with (docs/evaluation.md).
+They depend only on the tokenizer and the text, not on how a model was trained
+(docs/evaluation.md).
 """
 
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ from bertjax.storage import atomic
 
 FLAGS = ("rates", "length", "mask_unit", "mask_weights", "examples")
 
-# What of config.data decides rows and masks, beside their length. Spelt out, so that
-# no change of a default changes what models are compared on.
+# Keys of config.data that decide rows and masks, besides their length. They are spelled
+# out, so that a changed default does not change comparisons.
 COMMON = dict(
     plan="full_sentences",
     packed=False,
@@ -51,8 +51,8 @@ COMMON = dict(
 def score(args: Any, path: str, flag: str) -> Scores:
     """Score a masked LM on the common rows, at each of the mask rates of --rates.
 
-    One that predicts masked tokens from the place before them is read there. Writes
-    --mask_weights, of the guesses at all rates in all texts.
+    A model that predicts masked tokens from the position before them is read there.
+    Writes --mask_weights from the guesses at all rates and in all texts.
     """
     out = None
     if args.mask_weights is not None:
@@ -72,8 +72,8 @@ def score(args: Any, path: str, flag: str) -> Scores:
     unit = args.mask_unit or "token"
     registry.pick("--mask_unit", unit, UNITS)
     length = models.row_length(opened.cfg, args.length)
-    # Whatever the run's objective, phases, plan and masking were, two configs with one
-    # text and tokenizer now make the same batches (batches.make_eval_batches).
+    # Whatever objective, phases, plan and masking the run had, two configs with the
+    # same text and tokenizer now build the same batches (batches.make_eval_batches).
     config.objective, config.phases = "mlm", ""
     config.eval.mask_rate = None
     config.data.update(COMMON | {"length": length, "mask_unit": unit})
@@ -96,10 +96,10 @@ def score_rows(
     before: bool = False,
     per_id: np.ndarray | None = None,
 ) -> Scores:
-    """Score rows and masks as the config has them, at each mask rate.
+    """Score the rows and masks of the config, at each mask rate.
 
-    head: the one that the model must have. layout: the name of these rows, "own" where
-    they are those of the run's training. before, per_id: see mlm_loss.evaluate. Raises
+    head: a head that the model must have. layout: the name of these rows, "own" if they
+    are as in the run's training. before, per_id: see mlm_loss.evaluate. Raises
     UserError without the head or a text.
     """
     config, meta = opened.config, opened.meta
@@ -107,21 +107,21 @@ def score_rows(
     config.data.valid, key = text_to_score(args, config)
     if args.text:
         for part in named_sources(args.text, key).values():
-            parse_sources(part, key, "valid")  # whose messages name the flag
-        config.data.group_field = ""  # the text has what names the flag gives it
+            parse_sources(part, key, "valid")  # its messages name the flag
+        config.data.group_field = ""  # the flag names the sets of the text
     params = opened.read_params(head, args.weights)
-    from bertjax.scoring import mlm_loss  # which needs jax
+    from bertjax.scoring import mlm_loss  # needs jax
 
     sets = mlm_loss.evaluate(opened, params, args.batch_size, rates, before, per_id)
-    # The mask rate is not said: an evaluation may have its own.
+    # Omit the mask rate, because each evaluation may have its own.
     keys = [key for key in ("length", *COMMON) if key != "mask_rate"]
     rows = {k: config.data[k] for k in keys if config.data[k] or k == "packed"}
     if not any(
         "mask_rate" in values for one in sets.values() for values in one.values()
     ):
-        rows.pop("masking", None)  # of an objective that masks nothing
+        rows.pop("masking", None)  # the objective masks nothing
     if before:
-        rows["read"] = "before"  # the token, one place to the left
+        rows["read"] = "before"  # from one position to the left
     lines = [f"layout {layout}: " + "; ".join(f"{k} {v}" for k, v in rows.items())]
     for name, scores in sets.items():
         for rate, values in scores.items():
@@ -139,7 +139,7 @@ def score_rows(
 
 
 def read_rates(text: str) -> tuple[float, ...]:
-    """Return the mask rates of --rates, a comma list."""
+    """Return the mask rates of --rates, a comma-separated list."""
     try:
         rates = tuple(map(float, text.split(",")))
     except ValueError:

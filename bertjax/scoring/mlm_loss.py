@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Held-out loss with masks that depend on the example alone."""
+"""Compute held-out loss with masks that depend only on the example."""
 
 import dataclasses
 import io
@@ -28,8 +28,9 @@ from bertjax.objectives.token_head import sum_in_chunks
 from bertjax.scoring.confidence import Calibration, half_width
 from bertjax.training import step
 
-ANSWERS = "dialogue_loss"  # whose perplexity is told, since nothing is masked
-BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")  # SentencePiece's, of rare characters
+ANSWERS = "dialogue_loss"  # report its perplexity, because nothing is masked
+# SentencePiece's pieces for rare characters
+BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 
 
 def evaluate(
@@ -40,18 +41,18 @@ def evaluate(
     before: bool = False,
     per_id: np.ndarray | None = None,
 ) -> dict[str, dict[float, dict[str, float]]]:
-    """Score each named validation set at each mask rate: {name: {rate: scores}}.
+    """Score each validation set at each mask rate: {name: {rate: scores}}.
 
-    The objective, the rows and their masks are the config's (mlm.py has those that all
-    models share); of objective=mlm the parameters may hold more, such as ELECTRA's.
-    batch_size: 32 unless given. rates: () is the config's own. before: masked tokens
-    are predicted one place to the left (MNTP). per_id: f64 [2, V], to which is added
-    how often each id was to be guessed, and how often it was. Computes in config.dtype
-    on one device.
+    The objective, the rows and their masks are the config's (mlm.py sets those that all
+    models share). For objective=mlm the parameters may contain more, such as ELECTRA's.
+    batch_size: by default 32. rates: () means the config's own. before: masked tokens
+    are predicted one position to the left (MNTP). per_id: f64 [2, V], to which is added
+    how often each id had to be guessed, and how often it was guessed. Computes in
+    config.dtype on one device.
 
-    mlm_loss is in nats a predicted token, *_ci95 the half-width of its 95% confidence
-    interval over documents; docs/evaluation.md has the rest. Raises UserError where a
-    set has nothing to predict.
+    mlm_loss is in nats per predicted token, *_ci95 is the half-width of its 95%
+    confidence interval over documents; docs/evaluation.md describes the rest. Raises
+    UserError if a set has nothing to predict.
     """
     config, tokenizer, checkpoint, _ = opened
     cfg = resolve.encoder_config(config, tokenizer.vocab_size)
@@ -66,15 +67,15 @@ def evaluate(
             f"{whole} rows at once (whole_batch): leave it out"
         )
     size = whole or batch_size or 32
-    size += -size % objective.group  # of a mixture by rows a batch is whole groups
+    size += -size % objective.group  # for a mixture by rows, a batch is whole groups
     guesses = "mlm" in params and "mlm" in objective.needs
     guess = make_guesser(cfg) if guesses else None
     sums = step.make_eval_step(objective.sums, objective.weights)
-    # What the two have in common the compiler computes once: of mlm alone all.
+    # The compiler computes common parts once; for mlm alone, that is everything.
     run = jax.jit(lambda params, x: (sums(params, x), guess and guess(params, x)))
     params = jax.device_put(params)
     counts, log_unigram = read_counts(checkpoint), None
-    if counts is not None:  # one added to each so that none is impossible
+    if counts is not None:  # add one to each, so that none is impossible
         log_unigram = np.log((counts + 1) / (counts.sum() + len(counts)))
     characters = count_characters(tokenizer)
     own = resolve.eval_mask_rate(config)
@@ -114,7 +115,7 @@ def evaluate(
 
 
 def read_counts(checkpoint: Any) -> np.ndarray | None:
-    """Return how often the training text has each piece, [V]; None if nobody knows."""
+    """Return how often the training text has each piece, [V]; None if unknown."""
     if isinstance(checkpoint, Imported):
         return None
     file = checkpoint.parents[1] / "unigram.npy"
@@ -122,22 +123,22 @@ def read_counts(checkpoint: Any) -> np.ndarray | None:
 
 
 def read_before(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Predict what is masked one place to the left, i32 [B, P]; unused slots stay."""
+    """Predict masked tokens one position to the left, i32 [B, P]; keep unused slots."""
     moved = batch["mlm_positions"] - (batch["mlm_weights"] > 0)
     return {**batch, "mlm_positions": moved}
 
 
 def make_guesser(cfg: Any) -> Callable[[Any, Any], dict[str, Any]]:
-    """Make guess(params, batch) -> {"loss", "confidence", "right"}, [B, P] each.
+    """Build guess(params, batch) -> {"loss", "confidence", "right"}, each [B, P].
 
     loss: -ln p of the true token; confidence: the largest p; right: whether the true
-    token has it. The head is computed in as many pieces as in training.
+    token has it. The head is computed in as many chunks as in training.
     """
 
     def guess(params: Any, batch: Any) -> dict[str, Any]:
         is_pair = "generator" in params
         params, own = fill_blanks.masked_lm(params, cfg)
-        # With what it pools the encoder is the objective's, computed once for both.
+        # With the objective's pooling, the compiler computes the encoder once for both.
         seen = own if is_pair or cfg.classifier_pooling == "mean" else cfg
         at = batch["mlm_positions"]
         hidden = encoder.apply(params["encoder"], seen, batch, at=at).hidden
@@ -160,10 +161,10 @@ def make_guesser(cfg: Any) -> Callable[[Any, Any], dict[str, Any]]:
 
 
 def count_characters(tokenizer: Any) -> np.ndarray | None:
-    """Count the characters, white space aside, that each piece stands for: i64 [V].
+    """Count the characters, without white space, that each piece represents: i64 [V].
 
-    A character of several pieces belongs to that with its first byte; special pieces
-    have none. None where ids stand for no text.
+    A character of several pieces counts for the piece with its first byte; special
+    pieces count 0. None if ids do not represent text.
 
     >>> count_characters(tokenizer)[tokenizer.encode("unaffable")]  # una ##ffa ##ble
     array([3, 3, 3])
@@ -189,10 +190,10 @@ def count_characters(tokenizer: Any) -> np.ndarray | None:
 
 @dataclasses.dataclass
 class Tally:
-    """Adds up real tokens, predictions and their costs, row by row.
+    """Add up real tokens, predictions and their costs, row by row.
 
     documents: i64 [n], of the rows in order; log_unigram: ln p [V]; characters: [V].
-    predicted: the names of what predicts ids: a batch has `<name>_ids` and `_weights`.
+    predicted: the names of predictions: a batch has `<name>_ids` and `<name>_weights`.
     per_id: see `evaluate`.
     """
 
@@ -205,7 +206,7 @@ class Tally:
     predictions: int = 0
     cost: float = 0.0
     calibration: Calibration = dataclasses.field(default_factory=Calibration)
-    # Of each row, [4, b]: weight, loss, right, characters.
+    # One array [4, b] per batch: weight, loss, right, characters of each row.
     rows: list[np.ndarray] = dataclasses.field(default_factory=list)
 
     def score(
@@ -215,7 +216,7 @@ class Tally:
 
         Returns the means of the sums, and the perplexity of answers.
         """
-        pending: list[Any] = []  # batches, and guesses that are still on the device
+        pending: list[Any] = []  # batches, with guesses still on the device
 
         def evaluate(params: Any, batch: Any) -> Any:
             sums, guesses = run(params, jax.device_put(batch))
@@ -254,7 +255,7 @@ class Tally:
                 self.per_id[row] += number
 
     def results(self) -> dict[str, float]:
-        """Return what was added up, without the means that the objective gives."""
+        """Return the totals, without the means that the objective computes."""
         out: dict[str, float] = {"tokens": self.tokens, "predictions": self.predictions}
         if self.log_unigram is not None and self.predictions:
             out["unigram_cross_entropy"] = self.cost / self.predictions

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Score a model as its own training does: the losses of its objective, or its task."""
+"""Score a model as its training does: by its objective's losses, or by its task."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +20,7 @@ FLAGS = ("examples", "columns", "label")
 
 
 def score(args: Any, path: str, flag: str) -> Scores:
-    """Score by the scorer that the model's objective has."""
+    """Score a model by its objective's or its task's own measures."""
     opened = config, _, checkpoint, meta = models.open_model(path, flag)
     task_type = find_task_type(config.objective)
     retrieves = task_type is not None and task_type.makes_vectors
@@ -47,7 +47,7 @@ def score(args: Any, path: str, flag: str) -> Scores:
 
 
 def score_task(args: Any, path: str, flag: str, opened: models.LoadedModel) -> Scores:
-    """Score all rows of each validation set, of --text or of the run's data.valid."""
+    """Score all rows of each validation set of --text or the run's data.valid."""
     for name in ("columns", "label"):
         if args[name].value == "":
             raise UserError(f"--{name} is empty: give the name of a column")
@@ -72,8 +72,10 @@ def score_task(args: Any, path: str, flag: str, opened: models.LoadedModel) -> S
 def score_masked(
     model: predict_rows.Finetuned, sets: Mapping[str, Rows], batch_size: int | None
 ) -> dict[str, dict[str, float]]:
-    """Return the losses and metrics of sets whose rows a host half masks, as
-    evaluations in training have them."""
+    """Return losses and metrics of sets whose rows a host half masks.
+
+    They are those of evaluations during training.
+    """
     import jax
 
     from bertjax.assembly import batches as run_batches
@@ -101,9 +103,9 @@ def score_masked(
 def labelled_rows(
     model: predict_rows.Finetuned, text: str, key: str
 ) -> dict[str, Rows]:
-    """Return the rows of each set that a value names; key: what begins messages.
+    """Return the labeled rows of each set that `text` names; key: begins messages.
 
-    Raises UserError for files that cannot be read as the model's task.
+    Raises UserError for files that the model's task cannot read.
     """
     task_type = get_task_type(model.config.objective)
     columns = model.form.keys(flags=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Minimal pairs: how often the good sentence is likelier than the bad one.
+"""Score minimal pairs: how often the good sentence is likelier than the bad one.
 
-As in BLiMP (Warstadt et al. 2020): the share of each paradigm, and the mean over
-paradigms. A tie counts one half.
+As in BLiMP (Warstadt et al. 2020) it returns the share for each paradigm and the mean
+over paradigms. A tie counts one half.
 """
 
 import math
@@ -21,7 +21,7 @@ from bertjax.scoring.scorer import Scores, identify
 FLAGS = ("variant", "scorer", "draws", "estimator")
 SENTENCES = ("sentence_good", "sentence_bad")
 NEEDED = (*SENTENCES, "UID")
-WIDER = {"by_field": "field", "by_term": "linguistics_term"}  # what may be there too
+WIDER = {"by_field": "field", "by_term": "linguistics_term"}  # optional fields
 
 
 def score(args: Any, path: str, flag: str) -> Scores:
@@ -36,7 +36,7 @@ def score(args: Any, path: str, flag: str) -> Scores:
     options = sequence_scorers.read_options(args, scorer)
     texts = [text for pair in pairs for text in (pair.good, pair.bad)]
     for i, ids in enumerate(lm.tokenizer.encode_batch(texts)):
-        if not len(ids):  # what has no token has no likelihood
+        if not len(ids):  # a text without tokens has no likelihood
             place, field = pairs[i // 2].place, SENTENCES[i % 2]
             raise UserError(f"--text={place}: the field {field} has no token")
     scores = sequence_scorers.score_texts(lm, texts, scorer, options)
@@ -51,18 +51,18 @@ def score(args: Any, path: str, flag: str) -> Scores:
 
 
 class Pair(NamedTuple):
-    """Two sentences that differ in one thing, and the phenomenon that it tests."""
+    """Two sentences that differ in one respect, and the phenomenon that it tests."""
 
     good: str
     bad: str
-    about: Mapping[str, str]  # "UID", the paradigm, and those of WIDER that are there
+    about: Mapping[str, str]  # "UID", the paradigm, and any fields of WIDER
     place: str = ""  # file and line, for messages
 
 
 def read_pairs(lines: Iterable[Line]) -> tuple[list[Pair], int]:
-    """Return the pairs of JSON lines, and how many lines are empty.
+    """Parse JSON lines; return (pairs, number of empty lines).
 
-    Raises UserError naming the line that is no object, or a field that it lacks.
+    Raises UserError that names a line that is not an object, or lacks a field.
     """
     pairs, empty = [], 0
     for line in lines:
@@ -91,11 +91,11 @@ def read_pairs(lines: Iterable[Line]) -> tuple[list[Pair], int]:
 def compare(
     pairs: Sequence[Pair], good: Sequence[float | None], bad: Sequence[float | None]
 ) -> dict[str, Any]:
-    """Count right answers; a pair with a sentence too long (None) is left out.
+    """Count right answers, without pairs that have a too long sentence (None).
 
-    A tie counts one half: a scorer that knows nothing has 0.5. accuracy is the mean
-    over paradigms; accuracy_ci95 the half-width of its 95% interval, each paradigm's
-    pairs being independent draws.
+    A tie counts one half, so a scorer that knows nothing gets 0.5. accuracy is the mean
+    over paradigms; accuracy_ci95 is the half-width of its 95% interval, with the pairs
+    of each paradigm as independent draws.
     """
     answers = [
         (pair.about, 0.5 if a == b else float(a > b))
@@ -141,10 +141,10 @@ def _mean(right: Mapping[str, Sequence[float]]) -> float:
 
 
 def _half_width(right: Mapping[str, Sequence[float]]) -> float | None:
-    """Return 1.96 standard errors of a mean over paradigms of their shares.
+    """Return 1.96 standard errors of the mean of the paradigms' shares.
 
-    None where their scatter is unknown: a paradigm has a single pair, or the answers of
-    each are all the same.
+    None if their spread is unknown, because a paradigm has a single pair or because the
+    answers within each paradigm are all the same.
     """
     if min(map(len, right.values())) < 2:
         return None
@@ -155,7 +155,7 @@ def _half_width(right: Mapping[str, Sequence[float]]) -> float | None:
 
 
 def table(results: Mapping[str, Any]) -> list[str]:
-    """Return the lines for people of what `compare` returned."""
+    """Return the result of `compare` as lines for people."""
     paradigms = results["by_paradigm"]
     wide = max(map(len, (*paradigms, "average over 9,999 paradigms")))
     lines = [f"{'paradigm':{wide}}  pairs  right"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log-likelihoods of lines, by one of the ways of sequence_scorers.py."""
+"""Score lines by their log-likelihood, by one of the methods of sequence_scorers.py."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ FLAGS = ("variant", "scorer", "draws", "estimator")
 
 
 def score(args: Any, path: str, flag: str) -> Scores:
-    """Score each line of --text; an object a line, for people their totals."""
+    """Score each line of --text; return an object per line, and totals for people."""
     pick_variant(args.variant)
     if not args.text:
         raise UserError("--what=pll scores lines of text: give --text=FILES")
@@ -32,7 +32,7 @@ def score(args: Any, path: str, flag: str) -> Scores:
     options = sequence_scorers.read_options(args, scorer)
     texts = [line.text for line in written]
     scores = sequence_scorers.score_texts(lm, texts, scorer, options)
-    # pll is what the objects of earlier versions are, which did not say it.
+    # Objects of earlier versions do not name a scorer, which means pll.
     about = identify(args, lm.meta) | ({} if scorer == "pll" else {"scorer": scorer})
     rows = [
         {**about, "file": x.file, "line": x.number, "text": x.text, **score._asdict()}

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pseudo-log-likelihoods: the sum of ln p of each token while it alone is hidden.
+"""Compute pseudo-log-likelihoods: the sum of ln p of each token
+while only it is hidden.
 
-Salazar et al. 2020; "within_word" hides the later pieces of the token's own
-word as well (PLL-word-l2r of Kauf and Ivanova 2023), so that long words whose end
-tells their beginning are not taken for likely ones.
+Salazar et al. 2020. The variant "within_word" also hides the later pieces of the
+token's word (PLL-word-l2r of Kauf and Ivanova 2023), so that long words whose end
+reveals their beginning do not seem likely.
 """
 
 import functools
@@ -17,22 +18,22 @@ from bertjax.data.progress import Progress
 from bertjax.inference import fill_blanks
 
 VARIANTS = dict.fromkeys(("original", "within_word"))
-LENGTHS = 8  # programs at most
-ROWS, TOKENS = 256, 8192  # most rows, and padded tokens, at once
+LENGTHS = 8  # the most programs to compile
+ROWS, TOKENS = 256, 8192  # the most rows, and padded tokens, at once
 
 
 def pick_variant(name: str | None) -> str:
-    """Return what to hide beside a token: nothing unless `name` says otherwise."""
+    """Return what to hide besides a token; by default nothing."""
     registry.pick("--variant", name or "original", VARIANTS)
     return name or "original"
 
 
 class Score(NamedTuple):
-    """A text's score in nats; None where it is too long or no token."""
+    """A text's score in nats; None if the text is too long or has no token."""
 
     score: float | None
-    tokens: int  # special ones around it not counted
-    words: int  # as whole-word masking has them
+    tokens: int  # without special ones around it
+    words: int  # as whole-word masking counts them
     unknown: int  # tokens that are the unknown token
 
 
@@ -42,15 +43,15 @@ def score_texts(
     texts: Sequence[str],
     score: Callable[[Sequence[Sequence[int]]], list[float]],
 ) -> list[Score]:
-    """Score each text, as [CLS] text [SEP]; what is in it does not act on others.
+    """Score each text as [CLS] text [SEP], independently of the others.
 
-    Texts of the same tokens get the same score, bit for bit. Special tokens written in
-    a text are plain text. score: of `make_scorer`, or another way. Raises UserError
-    for a model that gives NaN.
+    Texts with the same tokens get bit-identical scores. Special tokens written in a
+    text are plain text. score: from `make_scorer` or an alternative. Raises UserError
+    for a model that returns NaN.
     """
     encoded = [tuple(ids) for ids in tokenizer.encode_batch(list(texts))]
     fitting = [ids for ids in encoded if 0 < len(ids) <= cfg.max_length - 2]
-    # Each once: minimal pairs share sentences, and what is the same has to tie.
+    # Score each text once: minimal pairs share sentences, and equal texts must tie.
     distinct = list(dict.fromkeys(fitting))
     known = dict(zip(distinct, score(distinct), strict=True))
     if not np.isfinite([*known.values()]).all():
@@ -67,7 +68,8 @@ def score_texts(
 
 
 def find_words(ids: Sequence[int], starts: np.ndarray) -> np.ndarray:
-    """Number the word of each token from 1; `starts` [V] says which begin one.
+    """Number the word of each token from 1; `starts` [V] tells which
+    tokens begin a word.
 
     >>> find_words([7, 8, 7], starts)  # 8 is a ##piece
     array([1, 1, 2])
@@ -85,14 +87,14 @@ def make_scorer(
     batch_size: int | None = None,
     before: bool = False,
 ) -> Callable[[Sequence[Sequence[int]]], list[float]]:
-    """Make score(texts of ids, without special ones) -> their scores.
+    """Build score(texts of ids, without special ones) -> their scores.
 
-    A row a token, padded to one of few lengths; the last layer and the head are
-    computed at the hidden token alone, or before: at the place before it, where masked
-    next-token prediction predicts it. batch_size: rows at once at most, by default as
-    many as is quick.
+    There is one row per token, padded to one of a few lengths. The last layer and the
+    head are computed only at the hidden token or, with `before`, at the position before
+    it, where masked next-token prediction predicts it. batch_size: the most rows at
+    once, by default a fast number.
     """
-    from bertjax.inference import forward  # which needs jax
+    from bertjax.inference import forward  # needs jax
 
     params, cfg = fill_blanks.masked_lm(params, cfg)
     params = forward.place_params(params, cfg)
@@ -118,13 +120,13 @@ def batches(
     batch_size: int | None = None,
     before: bool = False,
 ) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
-    """Yield a row a token of each text: (which text [n], batch), i32.
+    """Yield (index of the text [n], batch) with a row for each token of each text, i32.
 
-    batch: input_ids [R, L], sizes [R], the hidden position mlm_positions [R, 1], or the
-    one before it, and the hidden token truth [R]; rows from n on repeat another.
+    batch: input_ids [R, L], sizes [R], mlm_positions [R, 1] (the hidden position, or
+    the one before it), and truth [R], the hidden token; rows from n on are repetitions.
 
-    Worked example, of the text 10 11 12 whose 12 goes on the word of 11 (cls 2, sep 3,
-    mask 4): within_word has the rows 2 4 11 12 3, 2 10 4 4 3 and 2 10 11 4 3.
+    Worked example: the text 10 11 12, whose 12 continues the word of 11 (cls 2, sep 3,
+    mask 4). within_word has the rows 2 4 11 12 3, 2 10 4 4 3 and 2 10 11 4 3.
     """
     sizes = np.array([len(ids) + 2 for ids in texts], np.int32)
     tops = np.array(choose_lengths(sizes, LENGTHS))
@@ -141,7 +143,8 @@ def batches(
             numbers[1 : sizes[k] - 1] = each
         text = np.repeat(np.arange(len(mine)), sizes[mine] - 2)
         at = np.nonzero(words)[1].astype(np.int32)
-        # Parts of equal size: a last one that has to be filled up costs as the others.
+        # Use parts of equal size, because a padded last part costs
+        # as much as the others.
         parts = -(-len(text) // (batch_size or max(1, min(ROWS, TOKENS // length))))
         rows = -(-len(text) // parts)
         for begin in range(0, len(text), rows):
@@ -169,17 +172,18 @@ def count_work(sizes: np.ndarray) -> int:
 
 
 def choose_lengths(sizes: np.ndarray, most: int) -> list[int]:
-    """Choose at most `most` lengths to pad rows to, so that padding is least.
+    """Choose at most `most` lengths to pad rows to, so that padding is minimal.
 
-    sizes: of texts, i32 [n]; a text has a row a token. By dynamic programming over
-    which length is the next smaller one.
+    sizes: of texts, i32 [n]; a text has one row per token. Uses dynamic programming
+    over the next smaller length.
 
     >>> choose_lengths(np.array([5, 5, 6, 30]), 2)
     [6, 30]
     """
     known, count = np.unique(sizes, return_counts=True)
     rows = np.cumsum(np.append(0, count * known))
-    least = np.append(0.0, np.full(len(known), np.inf))  # to pad the first j sizes
+    # the cost of padding the first j sizes
+    least = np.append(0.0, np.full(len(known), np.inf))
     steps = []
     for _ in range(min(most, len(known))):
         # [i, j]: sizes i to j - 1 are padded to the last of them

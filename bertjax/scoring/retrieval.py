@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How well a model's vectors find the passages that answer queries."""
+"""Score how well a model's vectors find the passages that answer queries."""
 
 import json
 from typing import Any, NamedTuple
@@ -23,13 +23,14 @@ from bertjax.tasks.retrieval_options import read_widths
 from bertjax.tasks.task_type import find_task_type
 
 FLAGS = ("columns", "precision", "rerank", "depth", "mine", "negatives", "margin")
-DEPTH = 20  # passages that a cross-encoder puts in order
-NEGATIVES, MARGIN = 8, 0.05  # that are mined
-OVERSAMPLING = 4  # times as many passages are found by signs, and put in order
+DEPTH = 20  # passages that a cross-encoder reorders
+NEGATIVES, MARGIN = 8, 0.05  # of mined pairs
+# search by signs returns this many times more passages, to be reordered
+OVERSAMPLING = 4
 
 
 class Retriever(NamedTuple):
-    """What finds passages: a model of vectors, and maybe one that orders them."""
+    """A model of vectors that finds passages, and optionally one that reorders them."""
 
     model: embed_texts.Embedder
     cross: CrossEncoder | None
@@ -37,7 +38,8 @@ class Retriever(NamedTuple):
     batch_size: int
 
     def index(self, collection: Collection) -> tuple[search.Index, search.Index]:
-        """Return the vectors of queries and of passages; says how many were cut."""
+        """Return the vectors of queries and of passages; report how
+        many texts were cut."""
         queries, passages = collection.queries, collection.passages
         others = self.model.of_passages()
         if others.how == self.model.how:
@@ -51,8 +53,7 @@ class Retriever(NamedTuple):
         return asking, index
 
     def rerank(self, collection: Collection, found: np.ndarray) -> np.ndarray:
-        """Put the first passages in the order of the cross-encoder, where there is
-        one."""
+        """Reorder the first passages by the cross-encoder, if there is one."""
         if self.cross is None:
             return found
         first = found[:, : self.depth]
@@ -70,16 +71,17 @@ class Retriever(NamedTuple):
 
 
 def score(args: Any, path: str, flag: str) -> Scores:
-    """Score each set of --text; of a model made for retrieval also its data.valid.
+    """Score each set of --text, or for a model made for retrieval also its data.valid.
 
-    Vectors are compared by their angle, or by inner products where the model was made
-    for them; those of tokens by MaxSim. --precision: also in fewer bytes; --rerank: the
-    first --depth in the order of a cross-encoder. --mine writes hard negatives.
+    Vectors are compared by angle, or by inner product if the model was trained
+    for that; token vectors are compared by MaxSim. --precision also scores
+    smaller vectors; --rerank reorders the first --depth by a cross-encoder.
+    --mine writes hard negatives.
     """
     kinds = registry.split_list(args.precision or "")
     for name in kinds:
         registry.pick("--precision", name, search.PRECISIONS)
-    from bertjax.inference.device_search import place  # which needs jax
+    from bertjax.inference.device_search import place  # needs jax
 
     check_options(args)
     model = embed_texts.open_embedder(path, flag, args.dtype, args.weights)
@@ -113,7 +115,7 @@ def score(args: Any, path: str, flag: str) -> Scores:
 
 
 def read_sets(args: Any, model: embed_texts.Embedder) -> dict[str, Collection]:
-    """Return the collections that are scored. Raises UserError."""
+    """Return the collections to score. Raises UserError."""
     named, text, key = passages.COLUMNS, args.text, "--text"
     task_type = find_task_type(model.config.objective)
     if task_type and task_type.makes_vectors:
@@ -136,15 +138,14 @@ def read_sets(args: Any, model: embed_texts.Embedder) -> dict[str, Collection]:
 def measure(
     collection: Collection, found: np.ndarray, intervals: bool = False
 ) -> dict[str, float]:
-    """Return the means of all measures, with their 95% intervals where these are
-    known."""
+    """Return the means of all measures, with their 95% intervals if they are known."""
     grades, out = collection.grades, {}
-    # Queries with the same answer resemble each other: they are one draw.
+    # Queries with the same answer resemble each other, so they count as one draw.
     same = np.array([min(p for p in of if of[p] > 0) for of in grades])
     for name, each in search_measures.measure(found, grades).items():
         out[name] = float(each.mean())
         width = None
-        if intervals and np.ptp(each):  # else how much queries scatter is not known
+        if intervals and np.ptp(each):  # otherwise the spread of queries is unknown
             width = half_width(each, np.ones_like(each), same)
         if width is not None:
             out[f"{name}_ci95"] = width
@@ -158,7 +159,8 @@ def of_width(
     collection: Collection,
     dot: bool = False,
 ) -> dict[str, float]:
-    """Score the first numbers of each vector; dot: by inner products, not angles."""
+    """Score the first `width` numbers of each vector; dot: by inner
+    products, not angles."""
     parts = (embed_texts.narrow(x.vectors, width, not dot) for x in (queries, texts))
     asking, index = (search.Dense(part) for part in parts)
     found, _ = index.search(asking, collection.own, search_measures.DEEPEST)
@@ -168,7 +170,7 @@ def of_width(
 def of_precision(
     kind: str, queries: search.Dense, texts: search.Dense, collection: Collection
 ) -> dict[str, float]:
-    """Score vectors in few bytes, and what is best of them by the whole vectors."""
+    """Score small vectors, and their best results reordered by the full vectors."""
     index = search.PRECISIONS[kind](texts.vectors)
     most = OVERSAMPLING * search_measures.DEEPEST
     found, _ = index.search(queries, collection.own, most)
@@ -180,8 +182,7 @@ def of_precision(
 
 
 def check_options(args: Any) -> None:
-    """Refuse options without what they are of, before anything is read. Raises
-    UserError."""
+    """Refuse options without the option they belong to. Raises UserError."""
     for name in ("negatives", "margin"):
         if getattr(args, name) is not None and not args.mine:
             raise UserError(f"--{name} is of --mine=FILE, which is not given")
@@ -192,8 +193,7 @@ def check_options(args: Any) -> None:
 
 
 def check_mining(path: str, sets: dict[str, Collection]) -> None:
-    """Refuse a file that is read, and sets whose pairs would be mixed. Raises
-    UserError."""
+    """Refuse to overwrite an input file, or to mix several sets. Raises UserError."""
     files = [file for one in sets.values() for file in one.files]
     atomic.check_out(path, "--mine", source=("--text", files))
     if len(sets) > 1:
@@ -207,8 +207,10 @@ def mine(
     found: np.ndarray,
     scores: np.ndarray,
 ) -> None:
-    """Write JSON lines with query, positive, negatives, which data.train reads; with a
-    cross-encoder also its scores."""
+    """Write JSON lines with query, positive and negatives for data.train.
+
+    With a cross-encoder they also have its scores.
+    """
     count = NEGATIVES if args.negatives is None else args.negatives
     margin = MARGIN if args.margin is None else args.margin
     how = collection.grades, collection.passages, count, margin
@@ -243,6 +245,6 @@ def mine(
 
 
 def say_cut(model: embed_texts.Embedder, cut: int) -> None:
-    """Say how many texts were cut."""
+    """Report how many texts were cut."""
     if cut:
         cli.say(f"{counted(cut, 'text')} cut at {model.how.longest} tokens")

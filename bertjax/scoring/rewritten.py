@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pseudo-log-likelihoods of encoder-decoders: the encoder reads a text without one
-token, and the decoder writes that token.
+"""Compute pseudo-log-likelihoods of encoder-decoders.
 
-As pseudo_likelihoods.py has it of encoders (Salazar et al. 2020), with what each model
-has learnt to read and to write: T5 a sentinel in the token's place, and the token
-behind that sentinel; BART a mask there, and the whole text, of which the decoder has
-read what stands before the token.
+The encoder reads a text without one token, and the decoder writes that token, in
+analogy to encoders in pseudo_likelihoods.py (Salazar et al. 2020). The form is what
+each model was trained on. T5 reads a sentinel in the token's place, and writes the
+token after that sentinel. BART reads a mask there, and writes the whole text; its
+decoder has already read the tokens before the hidden one.
 """
 
 import functools
@@ -22,13 +22,16 @@ from bertjax.models import decoder, heads
 from bertjax.models.layers import take_at
 from bertjax.scoring.pseudo_likelihoods import find_words
 
-ROWS, TOKENS = 256, 8192  # most rows, and padded tokens, at once
+ROWS, TOKENS = 256, 8192  # the most rows, and padded tokens, at once
 
 
 class Hiding(NamedTuple):
-    """How a token is hidden, by ids. before, after: around what the encoder reads.
-    blank: in the token's place. start: what the decoder reads first. whole: whether it
-    writes the text, and has read the tokens before the hidden one."""
+    """How a token is hidden; all values are ids.
+
+    before, after: surround what the encoder reads. blank: replaces the token. start:
+    the first input of the decoder. whole: whether the decoder writes the whole text,
+    and has read the tokens before the hidden one.
+    """
 
     before: tuple[int, ...]
     after: tuple[int, ...]
@@ -38,11 +41,12 @@ class Hiding(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """A row a token: what encoder and decoder read, and the token that is written next.
+    """One row per token: the inputs of encoder and decoder, and the
+    token to write next.
 
-    Made when they are asked for: all rows of a long text are its length squared. texts:
-    ids; text, at, end: i64 [n], whose token it is, where it stands, and where what is
-    hidden with it ends. truth: i32 [n].
+    The ids of a row are made on demand, because all rows of a long text have its length
+    squared. texts: ids; text, at, end: i64 [n], the token's text, its position, and the
+    end of what is hidden with it. truth: i32 [n].
     """
 
     texts: Sequence[Sequence[int]]
@@ -54,27 +58,27 @@ class Rows(NamedTuple):
 
     @property
     def sizes(self) -> np.ndarray:
-        """How many ids the encoder reads of each, i64 [n]."""
+        """The number of ids that the encoder reads in each row, i64 [n]."""
         whole = np.array([*map(len, self.texts)], np.int64)[self.text]
         around = len(self.how.before) + len(self.how.after)
         return whole - (self.end - self.at) + 1 + around
 
     def read(self, k: int) -> list[int]:
-        """Return what the encoder reads of a row."""
+        """Return the input of the encoder for a row."""
         how, ids = self.how, self.texts[self.text[k]]
         kept = *ids[: self.at[k]], how.blank, *ids[self.end[k] :]
         return [*how.before, *kept, *how.after]
 
     def written(self, k: int) -> list[int]:
-        """Return what the decoder has read before it writes the token."""
+        """Return the input of the decoder before it writes the token."""
         ids = self.texts[self.text[k]][: self.at[k]] if self.how.whole else ()
         return [*self.how.start, *ids]
 
 
 def hiding(tokenizer: Any, spans: bool) -> Hiding:
-    """Say how T5's models (spans) and BART's hide a token.
+    """Return how T5's models (spans) and BART's hide a token.
 
-    Raises LookupError, which says what the vocabulary lacks.
+    Raises LookupError that names what the vocabulary lacks.
     """
     cls_id, sep_id = tokenizer.cls_id, tokenizer.sep_id
     if not spans:
@@ -90,13 +94,13 @@ def hiding(tokenizer: Any, spans: bool) -> Hiding:
 def make_rows(
     texts: Sequence[Sequence[int]], how: Hiding, starts: np.ndarray | None
 ) -> Rows:
-    """Make a row of each token of texts of ids.
+    """Build a row for each token of texts of ids.
 
-    starts: bool [V], which tokens begin a word, where the later pieces of the token's
-    word are hidden with it, by the same blank; None: the token alone is hidden.
+    starts: bool [V], which tokens begin a word; the same blank then also hides the
+    later pieces of the token's word. None: only the token is hidden.
 
-    Worked example, the text 10 11 12 whose 12 goes on the word of 11, its second row
-    ([CLS] 2, [SEP] 3, [MASK] 4, <extra_id_0> 99, padding 0):
+    Worked example: the text 10 11 12, whose 12 continues the word of 11, and its second
+    row ([CLS] 2, [SEP] 3, [MASK] 4, <extra_id_0> 99, padding 0):
 
                     alone, T5     alone, BART     within_word, BART
         read        10 99 12 3    2 10 4 12 3     2 10 4 3
@@ -117,7 +121,7 @@ def make_rows(
 
 @functools.lru_cache(maxsize=8)
 def make_run(cfg: Any) -> Callable[[Any, Any], jax.Array]:
-    """Make run(params, batch) -> ln p of `truth` behind what is written, f32 [B]."""
+    """Build run(params, batch) -> ln p of `truth` after the written ids, f32 [B]."""
 
     @jax.jit
     def run(params: Any, batch: Any) -> jax.Array:
@@ -140,10 +144,9 @@ def make_scorer(
     variant: str,
     batch_size: int | None = None,
 ) -> Callable[[Sequence[Sequence[int]]], list[float]]:
-    """Make score(texts of ids, without special ones) -> their scores.
+    """Build score(texts of ids, without special ones) -> their scores.
 
-    params: the whole tree. batch_size: rows at once at most, by default as many as is
-    quick.
+    params: the whole tree. batch_size: the most rows at once, by default a fast number.
     """
     starts = tokenizer.word_starts if variant == "within_word" else None
     run = functools.partial(make_run(cfg), forward.place_params(params, cfg))
@@ -172,11 +175,11 @@ def make_batches(
     count: int,
     pad_id: int,
 ) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
-    """Yield (which rows, batch) of rows, as `forward.plan_batches` planned them.
+    """Yield (row indices, batch), as planned by `forward.plan_batches`.
 
     batch: input_ids, attention_mask i32 [B, L], decoder_input_ids i32 [B, T], and i32
-    [B] truth and last, the place of the last token that the decoder has read. What it
-    reads behind that is padding, which no token before it sees.
+    [B] truth and last, the position of the last token that the decoder has read. The
+    positions after it are padding, to which no earlier token attends.
     """
     for which, length in planned:
         shape = count, length if rows.how.whole else len(rows.how.start)
@@ -184,7 +187,7 @@ def make_batches(
         written = np.full(shape, pad_id, np.int32)
         real = np.zeros_like(ids)
         last, truth = np.zeros((2, count), np.int32)
-        real[len(which) :, 0] = 1  # rows that fill the batch up see something
+        real[len(which) :, 0] = 1  # filler rows also need a visible token
         truth[: len(which)] = rows.truth[which]
         for slot, k in enumerate(which):
             read, before = rows.read(k), rows.written(k)

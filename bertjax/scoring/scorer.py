@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a scorer is, and the form that the scores of all of them have.
+"""Define scorers, and the common form of their scores.
 
-A scorer is a module of this package, or one from outside by its dotted name, with
+A scorer is a module of this package, or a plug-in by its dotted name, with
 
-    FLAGS    names of the flags of bertjax.evaluate that it reads, beside those of all
+    FLAGS    names of flags of bertjax.evaluate that it reads besides the shared ones
     score(args, path, flag) -> Scores
 
-args: the flags; path: the model, a checkpoint where --step names one; flag: "--model"
-or "--workdir", whichever gave it. It raises UserError for what cannot be scored.
+args: the flags; path: the model, or a checkpoint if --step is given; flag: "--model" or
+"--workdir", whichever was given. It raises UserError for what it cannot score.
 """
 
 import numbers
@@ -22,9 +22,9 @@ from bertjax.scoring import SUPPORT
 
 
 class Scores(NamedTuple):
-    """The scores of a model: for programs, and the same for people.
+    """The scores of a model, for programs and for people.
 
-    notes: what goes to standard error beside the objects of --json.
+    notes: lines for standard error, beside the objects of --json.
     """
 
     objects: Sequence[Mapping[str, Any]]
@@ -33,7 +33,7 @@ class Scores(NamedTuple):
 
 
 def load_scorer(name: str) -> ModuleType:
-    """Return the scorer of --what. Raises UserError for what is none."""
+    """Return the scorer of --what. Raises UserError if it is not one."""
     module = registry.load("--what", name, __package__, SUPPORT)
     if not (hasattr(module, "score") and hasattr(module, "FLAGS")):
         raise UserError(f"--what={name} is no scorer: it needs `score` and `FLAGS`")
@@ -41,14 +41,14 @@ def load_scorer(name: str) -> ModuleType:
 
 
 def scorer_names() -> list[str]:
-    """Return the names that --what takes, without importing the scorers."""
+    """Return the names that --what accepts, without importing the scorers."""
     return [name for name in registry.names(__package__) if name not in SUPPORT]
 
 
 def text_to_score(args: Any, config: ConfigDict) -> tuple[str, str]:
-    """Return --text, or else the run's data.valid, and the name of what gave it.
+    """Return --text, or otherwise the run's data.valid, with the name of the source.
 
-    Raises UserError where both are empty.
+    Raises UserError if both are empty.
     """
     text, key = (
         (args.text, "--text") if args.text else (config.data.valid, "data.valid")
@@ -59,15 +59,15 @@ def text_to_score(args: Any, config: ConfigDict) -> tuple[str, str]:
 
 
 def identify(args: Any, meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return whose scores they are: the model as it was given, and the step.
+    """Return the scored model, as it was given, and its step.
 
-    meta: of the checkpoint, its meta.json; an imported model's step is 0.
+    meta: the checkpoint's meta.json; an imported model's step is 0.
     """
     return {"model": args.workdir or args.model, "step": meta.get("step", 0)}
 
 
 def heading(name: str, meta: Mapping[str, Any]) -> str:
-    """Name a validation set and the step; an imported model has none."""
+    """Name a validation set and the step; an imported model has no step."""
     return f"{name} at step {meta['step']}" if "step" in meta else name
 
 
@@ -81,7 +81,7 @@ def join_sets(
 def scores_of_sets(
     sets: Mapping[str, Mapping[str, Any]], args: Any, meta: Mapping[str, Any]
 ) -> Scores:
-    """Return the scores of validation sets: {name: {metric: value}}."""
+    """Return the scores of validation sets, given as {name: {metric: value}}."""
     lines = []
     for name, values in sets.items():
         lines += [f"{heading(name, meta)}:", *value_lines(values)]
@@ -89,7 +89,7 @@ def scores_of_sets(
 
 
 def value_lines(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each value; values by type have a line for each type."""
+    """Yield a line for each value; a nested value has one line per entry."""
     for key, value in values.items():
         if not isinstance(value, dict):
             yield f"  {key:24} {value:,.4f}".rstrip("0").rstrip(".")
@@ -100,12 +100,12 @@ def value_lines(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def number(value: float) -> str:
-    """Write a number with four digits, or all of a whole one."""
+    """Format a number with four digits, or a whole number in full."""
     return f"{value:,}" if isinstance(value, numbers.Integral) else f"{value:,.4g}"
 
 
 def two_columns(text: str, what: str) -> list[str]:
-    """Return the two names of --columns. Raises UserError otherwise."""
+    """Return the two names of --columns. Raises UserError for another number."""
     names = registry.split_list(text)
     if len(names) != 2:
         raise UserError(

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ways of scoring a text by ln p of its tokens, and which model has learnt which.
+"""Score texts by ln p of their tokens, with the methods that a model was trained for.
 
-pll     each token from all others, hidden alone (pseudo_likelihoods.py); of an
-        encoder-decoder its decoder writes it (rewritten.py)
-mntp    the same, read one place to the left, where the model predicts masked tokens
-lm      each token from those before it
+pll     each token given all others, hidden alone (pseudo_likelihoods.py); the decoder
+        of an encoder-decoder writes it (rewritten.py)
+mntp    the same, predicted from the position before the masked token
+lm      each token given those before it
 elbo    a bound of ln p by random masks (masked_bound.py)
 """
 
@@ -23,16 +23,15 @@ from bertjax.objectives import BEFORE, CAUSAL, part_names
 from bertjax.scoring import masked_bound, pseudo_likelihoods
 from bertjax.scoring.token_rows import Row, Window, causal_row, make_row_scorer
 
-DRAWS = 128  # of masks a text, for a bound
+DRAWS = 128  # masks per text for a bound
 
 
 class LanguageModel(NamedTuple):
     """A model that gives tokens probabilities.
 
-    learnt: the objectives of its phases, its config's own first. longest: tokens of
-    text, special ones included, that it has seen in a row; of an imported model those
-    that it has positions for. closed: [SEP] ended each row that it has seen; False
-    where that is not known.
+    learnt: the objectives of its phases, beginning with the config's. longest: the most
+    tokens of text per row in training, special ones included; for an imported model,
+    its positions. closed: whether [SEP] ended each row in training; False if unknown.
     """
 
     cfg: Any
@@ -46,13 +45,16 @@ class LanguageModel(NamedTuple):
 
     @property
     def before(self) -> bool:
-        """Whether masked tokens are predicted one place to the left alone."""
+        """Whether masked tokens are predicted only from the position before them."""
         return resolve.reads_before(self.config)
 
     @property
     def causal(self) -> tuple[Any, bool]:
-        """The architecture whose tokens see those before them alone, as training has
-        it, and whether attention_steps say so: of an encoder without clm they do."""
+        """The architecture for causal attention as in training, and a flag.
+
+        The flag tells whether attention_steps must make it causal, as for an encoder
+        that was not trained by clm.
+        """
         names = set().union(*map(part_names, self.learnt))
         if self.cfg.is_decoder or "clm" in names:
             return dataclasses.replace(self.cfg, is_decoder=True), False
@@ -60,7 +62,7 @@ class LanguageModel(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What scorers can be told; variant: of pll and mntp; draws, estimator: of elbo."""
+    """Options of scorers; variant: for pll and mntp; draws, estimator: for elbo."""
 
     variant: str = "original"
     draws: int = DRAWS
@@ -73,7 +75,7 @@ Score = Callable[[Sequence[Sequence[int]]], list[float]]
 
 
 def make_pll(lm: LanguageModel, options: Options, before: bool = False) -> Score:
-    """Make score(texts of ids) -> pseudo-log-likelihoods in nats."""
+    """Build score(texts of ids) -> pseudo-log-likelihoods in nats."""
     if lm.cfg.num_decoder_layers:
         return make_rewritten(lm, options)
     more = options.variant, options.batch_size, before
@@ -81,8 +83,8 @@ def make_pll(lm: LanguageModel, options: Options, before: bool = False) -> Score
 
 
 def make_rewritten(lm: LanguageModel, options: Options) -> Score:
-    """Make score(texts of ids) -> pseudo-log-likelihoods of an encoder-decoder."""
-    from bertjax.scoring import rewritten  # which needs jax
+    """Build score(texts of ids) -> pseudo-log-likelihoods of an encoder-decoder."""
+    from bertjax.scoring import rewritten  # needs jax
 
     spans = resolve.has_bare_texts(lm.config)
     if spans is None:
@@ -99,12 +101,12 @@ def make_rewritten(lm: LanguageModel, options: Options) -> Score:
 
 
 def make_mntp(lm: LanguageModel, options: Options) -> Score:
-    """Make score(texts of ids) -> pseudo-log-likelihoods, by masked next tokens."""
+    """Build score(texts of ids) -> pseudo-log-likelihoods by masked next tokens."""
     return make_pll(lm, options, before=True)
 
 
 def make_lm(lm: LanguageModel, options: Options) -> Score:
-    """Make score(texts of ids) -> ln p in nats, of texts behind the begin token."""
+    """Build score(texts of ids) -> ln p in nats of texts after the begin token."""
     (cfg, steps), begin = lm.causal, lm.tokenizer.cls_id
     size, pad = options.batch_size, lm.tokenizer.pad_id
     run = make_row_scorer(cfg, lm.params, pad, steps=steps, batch_size=size)
@@ -121,7 +123,7 @@ def make_lm(lm: LanguageModel, options: Options) -> Score:
 
 
 def make_elbo(lm: LanguageModel, options: Options) -> Score:
-    """Make score(texts of ids) -> bounds of ln p in nats."""
+    """Build score(texts of ids) -> bounds of ln p in nats."""
     bound = masked_bound.make_bounder(
         lm.cfg,
         lm.params,
@@ -145,7 +147,7 @@ SCORERS: dict[str, Callable[[LanguageModel, Options], Score]] = {
     "mntp": make_mntp,
     "elbo": make_elbo,
 }
-# What a model that a scorer does not go with has not learnt.
+# Scorer -> what a model must have been trained for, as the message denies it.
 NEVER = {
     "pll": "never fills masks where they stand",
     "lm": "never predicts the next token",
@@ -161,8 +163,7 @@ READERS = {
 
 
 def find_scorers(is_decoder: bool, learnt: Sequence[str]) -> list[str]:
-    """Return the scorers for a model that has learnt some objectives, the default, that
-    of the first, before the others.
+    """Return the scorers for a model's objectives; the default one is first.
 
     >>> find_scorers(False, ["mlm+nsp"]), find_scorers(False, ["mntp*15+clm*1"])
     (['pll', 'elbo'], ['mntp', 'lm', 'elbo'])
@@ -170,10 +171,10 @@ def find_scorers(is_decoder: bool, learnt: Sequence[str]) -> list[str]:
     found = []
     for objective in learnt:
         names = part_names(objective)
-        if "denoise" in names:  # an encoder-decoder, which learns nothing else
+        if "denoise" in names:  # an encoder-decoder, which has no other objective
             return ["pll"]
         found += ["mntp"] if names & BEFORE else []
-        if names - CAUSAL - BEFORE:  # what is neither fills masks where they are
+        if names - CAUSAL - BEFORE:  # all others fill masks in place
             found += ["elbo", "pll"] if "diffusion" in names else ["pll"]
         found += ["lm"] if names & (CAUSAL | BEFORE) else []
     masks = [] if set(found) <= {"lm"} else ["elbo"]
@@ -181,8 +182,8 @@ def find_scorers(is_decoder: bool, learnt: Sequence[str]) -> list[str]:
 
 
 def fills_masks(able: Sequence[str]) -> bool:
-    """Whether a model with some scorers predicts masked tokens, where they stand or
-    from the place before them."""
+    """Return whether a model with these scorers predicts masked
+    tokens, in place or not."""
     return not {"pll", "mntp"}.isdisjoint(able)
 
 
@@ -193,9 +194,9 @@ def pick_scorer(
     what: str,
     whose: str,
 ) -> str:
-    """Return a scorer that a model has learnt, the default where none is named.
+    """Return the named scorer, or the default one, for a model.
 
-    what: the flag that names it. Raises UserError, which names those that it can have.
+    what: the flag that names it. Raises UserError that lists the possible ones.
     """
     able = find_scorers(is_decoder, learnt)
     if not name:
@@ -209,9 +210,9 @@ def pick_scorer(
 def unlearnt(
     given: str, scorer: str, able: Sequence[str], objective: str, whose: str
 ) -> UserError:
-    """Make the error for a model that a scorer does not go with.
+    """Build the error for a model that a scorer does not fit.
 
-    given: the flag and its value; able: the scorers that do.
+    given: the flag and its value; able: the scorers that fit.
     """
     what = given.partition("=")[0]
     known = ("pll", "lm", "elbo") if what == "--what" else SCORERS
@@ -226,8 +227,8 @@ def open_language_model(
 ) -> tuple[str, LanguageModel]:
     """Return the scorer, by default that of the model's objective, and the model.
 
-    what: the flag that names the scorer. Raises UserError for a model that cannot be
-    scored so.
+    what: the flag that names the scorer. Raises UserError for a model
+    that it does not fit.
     """
     opened = models.open_model(path, flag)
     given = f"--what={args.what}: {path}", "without --what its task is scored"
@@ -246,7 +247,7 @@ def open_language_model(
 def make_language_model(
     opened: models.LoadedModel, masked_lm: tuple[Any, Any]
 ) -> LanguageModel:
-    """Put together an open model and its `fill_blanks.masked_lm`."""
+    """Combine an open model and its `fill_blanks.masked_lm`."""
     params, cfg = masked_lm
     config, tokenizer, longest = opened.config, opened.tokenizer, cfg.max_length
     own = not isinstance(opened.checkpoint, Imported)
@@ -257,7 +258,7 @@ def make_language_model(
 
 
 def longest_text(config: Any, tokenizer: Any) -> int:
-    """Return the most tokens of text of a row in any phase; copies are none."""
+    """Return the most text tokens per row in any phase; copies do not count."""
     objectives = resolve.objectives_of(config)
     tables = make_tables(tokenizer, np.ones(tokenizer.vocab_size))
     return max(
@@ -296,6 +297,6 @@ def score_texts(
     scorer: str,
     options: Options = DEFAULT,
 ) -> list[pseudo_likelihoods.Score]:
-    """Score each text by itself; see pseudo_likelihoods.score_texts."""
+    """Score each text independently; see pseudo_likelihoods.score_texts."""
     score = SCORERS[scorer](lm, options)
     return pseudo_likelihoods.score_texts(lm.cfg, lm.tokenizer, list(texts), score)

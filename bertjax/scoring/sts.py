@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Semantic textual similarity: do vectors find alike what people find alike.
+"""Score semantic textual similarity: whether vectors agree with human judgments.
 
-As sentence-transformers' EmbeddingSimilarityEvaluator: Pearson's and Spearman's
-correlation of the cosines of two texts' vectors with the scores that people gave.
+As in sentence-transformers' EmbeddingSimilarityEvaluator: Pearson's and Spearman's
+correlation between the cosines of two texts' vectors and human scores.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from bertjax.tasks.tables import read_rows
 from bertjax.tasks.text_rows import scores_of, text_of
 
 FLAGS = ("columns", "label")
-# What asks for a column, as messages name it -> the column, unless flags name others.
+# Flag that names a column, as in messages -> the default column.
 COLUMNS = {
     "--columns: TEXT": "sentence1",
     "--columns: TEXT_PAIR": "sentence2",
@@ -55,11 +55,11 @@ def score(args: Any, path: str, flag: str) -> Scores:
 def read_pairs(
     value: str, key: str, columns: Mapping[str, str]
 ) -> tuple[list[str], np.ndarray]:
-    """Read the tables that a flag names: the first texts and then those beside them,
-    and how alike people find them, f64 [n]. columns: as COLUMNS.
+    """Read the tables of a flag; return (first texts, then second
+    texts; scores f64 [n]).
 
-    Says how many texts are empty. Raises UserError, naming file and line, for what is
-    no such table, and where all scores are the same.
+    columns: as COLUMNS. Reports how many texts are empty. Raises UserError that names
+    file and line for what is not such a table, and if all scores are the same.
     """
     rows = read_rows(value, key, columns, cli.say)
     one, other, label = columns.values()
@@ -78,11 +78,11 @@ def read_pairs(
 def correlations(
     model: Any, texts: list[str], scores: np.ndarray, batch_size: int
 ) -> dict[str, float]:
-    """Return the correlations, *_ci95 their intervals, and how many pairs there are.
+    """Return the correlations, their intervals (*_ci95), and the number of pairs.
 
-    model: an Embedder; texts, scores: as `read_pairs` returns them. Vectors are
-    compared by the cosine, or by inner products where the model was made for them,
-    which the names of the correlations end in. Says how many texts were cut.
+    model: an Embedder; texts, scores: from `read_pairs`. Vectors are compared by
+    cosine, or by inner product if the model was trained for it; the names of the
+    correlations end in the comparison used. Reports how many texts were cut.
     """
     vectors, cut = model.embed(texts, batch_size)
     say_cut(model, cut)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of tokens and what their predictions cost, whatever predicts them.
+"""Build rows of tokens, and compute the cost of predictions of any kind.
 
-A row has ids, and positions at which tokens are predicted (`truth`): a causal row
-predicts the next token, a masked one what is hidden.
+A row has ids and positions at which tokens are predicted (`truth`): the next token in a
+causal row, the hidden token in a masked one.
 """
 
 import dataclasses
@@ -15,12 +15,12 @@ import numpy as np
 from bertjax import UserError
 from bertjax.data.progress import Progress
 
-LOGITS_MB = 256  # of logits at once, where the model says nothing
-ROWS, TOKENS = 256, 8192  # most rows, and padded tokens, at once
+LOGITS_MB = 256  # of logits at once, if the model has no limit of its own
+ROWS, TOKENS = 256, 8192  # the most rows, and padded tokens, at once
 
 
 class Row(NamedTuple):
-    """ids: i32 [n]; positions, truth: i32 [p], of what is predicted."""
+    """A row: ids i32 [n]; positions, truth: i32 [p], of the predictions."""
 
     ids: np.ndarray
     positions: np.ndarray
@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Tokens [start, end) of a text, of which those from `first` on are scored."""
+    """Tokens [start, end) of a text; those from `first` on are scored."""
 
     start: int
     first: int
@@ -36,10 +36,10 @@ class Window(NamedTuple):
 
 
 def cut_windows(n: int, room: int, stride: int) -> list[Window]:
-    """Cut a text of n tokens into windows of `room`, one begun each `stride` tokens.
+    """Cut a text of n tokens into windows of `room` that begin every `stride` tokens.
 
-    Each token is scored once, in the first window that holds it: all of the first
-    window, then `stride` tokens that see the room - stride before them.
+    Each token is scored once, in the first window that contains it: all tokens of the
+    first window, then `stride` tokens that see the room - stride tokens before them.
 
     >>> [tuple(window) for window in cut_windows(8, 4, 3)]
     [(0, 0, 4), (3, 4, 7), (6, 7, 8)]
@@ -52,10 +52,10 @@ def cut_windows(n: int, room: int, stride: int) -> list[Window]:
 
 
 def causal_row(ids: np.ndarray, window: Window, begin: int | None) -> Row:
-    """Make the row that predicts the scored tokens of a window from left to right.
+    """Build the row that predicts the scored tokens of a window from left to right.
 
-    begin: the token before them; None: there is none, and the first is not predicted.
-    Of the tokens 17 25 31 3 with the last two scored, begin 2:
+    begin: the token before them; None: there is none, and the first token is not
+    predicted. Example: the tokens 17 25 31 3 with the last two scored, begin 2:
 
         ids           2 17 25 31
         positions           2  3
@@ -78,15 +78,14 @@ def make_row_scorer(
     never: int | None = None,
     batch_size: int | None = None,
 ) -> Callable[[np.ndarray, np.ndarray, Callable[[int], Row]], np.ndarray]:
-    """Make score(sizes, counts, make) -> the sum of ln p over each row's predictions.
+    """Build score(sizes, counts, make) -> the sum of ln p over each row's predictions.
 
     make(i) -> row i, of sizes[i] ids and counts[i] predictions, both i64 [n]; sums are
-    f64 [n]. Rows are padded on the right, the head is computed at the predictions.
-    steps: each token sees those before it alone, by attention_steps; a decoder does so
-    without. never: an id of no probability. Raises UserError for a model that gives
-    NaN.
+    f64 [n]. Rows are padded on the right, and the head is computed at the predictions
+    only. steps: attention_steps make attention causal, which a decoder does not need.
+    never: an id with probability 0. Raises UserError for a model that returns NaN.
     """
-    from bertjax.inference import forward  # which needs jax
+    from bertjax.inference import forward  # needs jax
 
     cfg = dataclasses.replace(cfg, max_logits_mb=cfg.max_logits_mb or LOGITS_MB)
     params = forward.place_params(params, cfg)
@@ -100,7 +99,7 @@ def make_row_scorer(
         if not len(sizes):
             return totals
         rows = batch_size or max(1, min(ROWS, TOKENS // int(sizes.max())))
-        # Within a length, rows with as many predictions lie together.
+        # Within a length, put rows with the same number of predictions together.
         order = np.argsort(-counts, kind="stable")
         rows, parts = forward.plan_batches(sizes[order], rows, cfg.max_length)
         planned = [(order[which], length) for which, length in parts]
@@ -123,7 +122,7 @@ def make_batches(
     pad_id: int,
     steps: bool,
 ) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
-    """Yield (which rows, batch) of rows, as `forward.plan_batches` planned them."""
+    """Yield (row indices, batch), as planned by `forward.plan_batches`."""
     for which, length in planned:
         own = [make(int(i)) for i in which]
         most = max(len(row.truth) for row in own)
