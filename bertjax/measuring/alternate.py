@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two programs that alternate, on a CPU on one core: only one computes at a time.
+"""Compare two programs by running them in turn, on a CPU on one core.
 
-The peer is started as `python FILE SHAPE ARGUMENT ...`, SHAPE being JSON; it speaks
-first, when its first step has run, then answers each line on its stdin (a number of
-steps) with one line: {"seconds": {"step": seconds a step, ...}, "peak_rss_mb": ...}.
+The peer is started as `python FILE SHAPE ARGUMENT ...`, where SHAPE is JSON. It writes
+the first line when its first step has run. Then it answers each line of its stdin (a
+number of steps) with one line: {"seconds": {"step": seconds per step, ...},
+"peak_rss_mb": ...}.
 """
 
 import contextlib
@@ -39,7 +40,7 @@ from bertjax.measuring.synthetic_data import (
 )
 from bertjax.training.writer import Writer
 
-SETTLE = 3  # steps of the loop that are not counted after a pause
+SETTLE = 3  # steps of the loop after a pause that do not count
 
 
 def speak(reply: dict[str, Any]) -> None:
@@ -48,9 +49,9 @@ def speak(reply: dict[str, Any]) -> None:
 
 
 class Pacer(Writer):
-    """A writer of metrics that lets the loop run as many steps as stdin says.
+    """A metrics writer that lets the loop run the number of steps that stdin requests.
 
-    The steps in flight and batches made ahead while it stood still are not counted.
+    Steps in flight, and batches prepared during a pause, do not count.
     """
 
     facts: dict[str, Any]
@@ -75,25 +76,25 @@ class Pacer(Writer):
             speak({"seconds": seconds, "peak_rss_mb": peak_rss_mb()})
         line = sys.stdin.readline()
         if not line:
-            os._exit(0)  # the comparison is over, and cleans up the workdir
+            os._exit(0)  # the comparison is over, and removes the workdir
         self.rows, self.target = [], int(line) + SETTLE
 
     def rest(self) -> None:
-        """Wait for the step in flight: it must not compute while the other does."""
+        """Wait for the step in flight, which must not run during the other's turn."""
         import jax
 
         jax.block_until_ready(jax.live_arrays())
 
 
 def serve(measured: Measured) -> None:
-    """Answer requests on stdin until it ends; the first line says what is measured."""
+    """Answer requests on stdin until it ends, after a first line with the facts."""
     speak(measured.facts)
     for line in sys.stdin:
         speak({"seconds": measured.run(int(line)), "peak_rss_mb": peak_rss_mb()})
 
 
 def processor_seconds(pid: int) -> float:
-    """Return the processor time that a process had so far; 0 where /proc is not."""
+    """Return a process's processor time so far; 0 without /proc."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -103,7 +104,7 @@ def processor_seconds(pid: int) -> float:
 
 
 class Contender:
-    """A process that computes when it is asked to."""
+    """A process that computes on request."""
 
     def __init__(self, name: str, command: list[str], temporary: str) -> None:
         self.name = name
@@ -112,7 +113,7 @@ class Contender:
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # Else the other's share of a GPU's memory would be taken too.
+            # Otherwise it would also reserve the other's share of a GPU's memory.
             env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
             | {"TMPDIR": temporary},
             text=True,
@@ -120,7 +121,7 @@ class Contender:
         self.facts = self._read()
         self.first_step_seconds = time.perf_counter() - begun
         self.times: list[Seconds] = []
-        self.busy: list[float] = []  # processor seconds a step of each round
+        self.busy: list[float] = []  # processor seconds per step, for each round
         self.peak_rss_mb = 0.0
 
     def _read(self) -> dict[str, Any]:
@@ -130,9 +131,9 @@ class Contender:
         raise UserError(f"{self.name} ended with status {self.process.wait()}")
 
     def run(self, steps: int) -> Seconds:
-        """Let it compute so many steps."""
+        """Let it compute `steps` steps."""
         before = processor_seconds(self.process.pid)
-        with contextlib.suppress(BrokenPipeError):  # it has ended: _read says so
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which _read reports
             self.process.stdin.write(f"{steps}\n")
             self.process.stdin.flush()
         reply = self._read()
@@ -141,7 +142,7 @@ class Contender:
         return reply["seconds"]
 
     def end(self) -> None:
-        """Close its stdin, at which it ends."""
+        """Close its stdin, which ends it."""
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
         self.process.wait()
@@ -157,12 +158,11 @@ class Contender:
 def compare(
     argv: Sequence[str], config: ConfigDict, what: str, peer: str | None, rounds: int
 ) -> dict[str, Any]:
-    """Let ours and a peer (the loop's: the bare step) alternate, on a CPU on one core.
+    """Run ours and a peer (for the loop: the bare step) in turn, on a CPU on one core.
 
-    Ratios of times are the peer's over ours, the median over rounds; those of memory
+    Ratios of times are the peer's over ours, the median over rounds. Ratios of memory
     and of the time to the first step are ours over the peer's. On a CPU processor_ratio
-    is that of the time that the processes themselves had, which other jobs on the
-    machine hardly change.
+    is the ratio of the processes' own processor times, which other jobs hardly change.
     """
     backend = find_backend()
     if backend == "cpu" and hasattr(os, "sched_setaffinity"):
@@ -172,7 +172,7 @@ def compare(
         ours = Contender("bertjax", [*module, *argv], temporary)
         stack.callback(ours.end)
         vocab_size = expected_vocab_size(config)
-        if what == "loop":  # which has just prepared its text
+        if what == "loop":  # it has just prepared its text
             tokenizer = prepared_text.prepare(config, lambda text: None).tokenizer
             cfg = resolve.encoder_config(config, tokenizer.vocab_size)
             vocab_size = cfg.vocab_size
@@ -192,7 +192,7 @@ def compare(
     key = next(k for k in other.times[0] if k in ours.times[0])
     pairs = zip(ours.times, other.times, strict=True)
     results, peer_results = ours.summarise(), other.summarise()
-    # A loop's rounds have steps that are not counted.
+    # A loop's rounds include steps that do not count.
     if backend == "cpu" and what != "loop" and all(ours.busy[1:]):
         for one, found in ((ours, results), (other, peer_results)):
             found["processor_ms"] = 1e3 * statistics.median(one.busy[1:])
@@ -208,7 +208,7 @@ def compare(
 
 
 def split(peer: str) -> list[str]:
-    """Split --peer into its file and its arguments; a file's name may hold spaces."""
+    """Split --peer into its file and arguments; the file's name may have spaces."""
     peer = os.path.expanduser(peer)
     if os.path.isfile(peer):
         return [peer]
@@ -219,7 +219,7 @@ def split(peer: str) -> list[str]:
 
 
 def find_backend() -> str:
-    """Return jax's default backend, by a process that lets go of it again."""
+    """Return jax's default backend, found by a process that then releases it."""
     code = "import jax; print(jax.default_backend())"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
@@ -230,7 +230,7 @@ def find_backend() -> str:
 
 
 def describe_shape(config: ConfigDict, vocab_size: int, backend: str) -> dict[str, Any]:
-    """Describe a config to a peer, in Hugging Face's names."""
+    """Describe a config to a peer, with Hugging Face's names."""
     config = one_phase(config)
     cfg = resolve.encoder_config(config, vocab_size, backend)
     more = {}
@@ -253,7 +253,7 @@ def describe_shape(config: ConfigDict, vocab_size: int, backend: str) -> dict[st
 
 
 def target_slots(config: ConfigDict) -> int:
-    """Return the tokens of a row that a decoder predicts."""
+    """Return the number of tokens per row that a decoder predicts."""
     objective = resolve.objectives_of(config)[""]
     shape = Shape(config.batch_size, config.data.length, (config.data.mask_rate,))
     return batch_specs(config, objective, shape)["lm_ids"].shape[-1]

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a config makes of some minutes on this machine: its step is timed, and the size
-chosen that fits them best."""
+"""Time a config's sizes on this machine, and choose the one for a number of minutes."""
 
 import re
 import runpy
@@ -17,25 +16,25 @@ from bertjax.measuring.measurements import MEASURES
 from bertjax.measuring.synthetic_data import of_phase
 from bertjax.tasks.tables import Say
 
-SECONDS = 60.0  # of measuring, all sizes together, beside compilation
-# The chosen size is the largest that sees so many tokens a parameter of its layers. A
-# rule of thumb: sizes were not yet compared for the same time (docs/speedrun.md).
+SECONDS = 60.0  # for measuring all sizes together, without compilation
+# Choose the largest size that sees so many tokens per parameter of its layers. This is
+# a rule of thumb: sizes were not yet compared for the same time (docs/speedrun.md).
 TOKENS_A_PARAMETER = 5.0
 
 
 def read_sizes(file: str) -> list[str]:
-    """Return the sizes that a config file offers: those of its SIZES; [] without."""
+    """Return the sizes in a config file's SIZES; [] if it has none."""
     return [*runpy.run_path(find_config(file)).get("SIZES", ())]
 
 
 def plan_budget(argv: Sequence[str], minutes: float, say: Say) -> dict[str, Any]:
-    """Time the config of `argv` in each of its sizes, or the one that it names.
+    """Time the config of `argv` in each of its sizes, or in the one that it names.
 
     Returns {"device", "devices", "minutes", "sizes": [{"config", "layers", "width",
     "length", "batch_size", "parameters", "layer_parameters", "step_seconds", "slots",
-    "steps", "tokens", "tokens_per_parameter", ...}], "offered": how many sizes there
-    are, "chosen": a place in sizes}. slots: B x L of a step; tokens: of all steps.
-    parameters: all; those of the layers decide. Raises UserError.
+    "steps", "tokens", "tokens_per_parameter", ...}], "offered": the number of sizes,
+    "chosen": an index of sizes}. slots: B x L of a step; tokens: of all steps;
+    parameters: all of them, although those of the layers decide. Raises UserError.
     """
     is_file = re.compile("--?config=(.*)")
     file = next(m[1] for m in map(is_file.match, argv) if m)
@@ -54,7 +53,7 @@ def plan_budget(argv: Sequence[str], minutes: float, say: Say) -> dict[str, Any]
         found.append(row)
         say(describe_size(row))
         if row["tokens_per_parameter"] < TOKENS_A_PARAMETER / 4 and len(files) > 1:
-            break  # larger ones see fewer still
+            break  # larger sizes see even fewer
     enough = [
         i
         for i, row in enumerate(found)
@@ -67,11 +66,12 @@ def plan_budget(argv: Sequence[str], minutes: float, say: Say) -> dict[str, Any]
 
 
 def time_config(config: ConfigDict, seconds: float) -> dict[str, Any]:
-    """Time the step of a config: the mean over its phases, by their share of the run.
+    """Time the step of a config: the mean over its phases, weighted by
+    their share of the run.
 
-    seconds: of measuring. Returns a row of plan_budget's sizes, less what follows from
-    the minutes; step_seconds and slots are of a step. Raises UserError for phases whose
-    extents are not in percent.
+    seconds: to spend on measuring. Returns a row of plan_budget's sizes without the
+    values that depend on the minutes; step_seconds and slots are those of a step.
+    Raises UserError for phases whose extents are not in percent.
     """
     shares = phase_shares(config)
     planned = resolve.wanted_phases(config)
@@ -112,7 +112,7 @@ def layer_parameters(cfg: Any) -> int:
 
 
 def phase_shares(config: ConfigDict) -> list[float]:
-    """Return the share of the steps that each phase has. Raises UserError."""
+    """Return the share of the steps of each phase. Raises UserError."""
     planned = resolve.wanted_phases(config)
     if any(p.unit != "percent" for p in planned[:-1]):
         raise UserError(
@@ -124,7 +124,7 @@ def phase_shares(config: ConfigDict) -> list[float]:
 
 
 def describe_size(row: dict[str, Any]) -> str:
-    """Return the line of a size."""
+    """Return the line for a size."""
     return (
         f"{row['config']}: {row['parameters'] / 1e6:.1f} M parameters, "
         f"{counted(row['layers'], 'layer')} of {row['width']}, "
@@ -136,7 +136,7 @@ def describe_size(row: dict[str, Any]) -> str:
 
 
 def describe(found: dict[str, Any], rest: Sequence[str]) -> Iterator[str]:
-    """Yield the lines that say what fits the minutes, and the command that takes it."""
+    """Yield lines that report what fits the minutes, and the command for it."""
     sizes, chosen = found["sizes"], found["sizes"][found["chosen"]]
     devices = f"{found['devices']} x {found['device']}"
     minutes = f"{found['minutes']:g} minute{'s' * (found['minutes'] != 1)}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The train and the eval step of a config, compiled for devices that are not there."""
+"""Compile the train and eval steps of a config for devices that are not present."""
 
 import contextlib
 import functools
@@ -38,10 +38,11 @@ from bertjax.training import multi_step, state
 class Target:
     """A config on a mesh of devices that need not exist.
 
-    objectives, cfgs, updates: of each phase's objective, as phases name it, and its
-    encoder's config; "" is the config's own, whose are `objective` and `update`.
+    objectives, cfgs, updates: of each phase's objective, by its name in phases,
+    with its encoder's config; "" is the config's own, also available as
+    `objective` and `update`.
 
-    Raises UserError when mesh and config do not go together.
+    Raises UserError if mesh and config do not go together.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Target:
         self.objective, self.update = self.objectives[""], self.updates[""]
         self.hosts = len({d.process_index for d in devices})
         self.evaluations: dict[str, dict[str, Any]] = {}
-        # Results of compiling are kept on this machine.
+        # Compilation results are cached on this machine.
         is_local = "://" not in config.data.cache
         cache = config.data.cache if is_local else schema.base().data.cache
         self.cache = expand(cache, "data.cache") / "compiled"
@@ -80,17 +81,17 @@ class Target:
 
     @property
     def parts(self) -> int:
-        """Into how many parts the mesh splits the rows of a batch."""
+        """The number of parts into which the mesh splits the rows of a batch."""
         return math.prod(self.mesh.shape[axis] for axis in ("data", "fsdp"))
 
     def rows(self, shape: Shape) -> int:
-        """Return the rows of a device that are in memory at once."""
+        """Return the rows that a device has in memory at once."""
         return shape.batch_size // self.config.accumulate // self.parts
 
     def shapes(self) -> list[Shape]:
-        """Return the distinct shapes of the run's phases, the longest first.
+        """Return the distinct shapes of the run's phases, beginning with the longest.
 
-        Raises UserError when the mesh does not divide a batch.
+        Raises UserError if the mesh does not divide a batch.
         """
         planned = resolve.wanted_phases(self.config)
         for objective in self.objectives.values():
@@ -111,7 +112,7 @@ class Target:
         return Shape(self.config.batch_size, self.config.data.length, rates)
 
     def specs(self, shape: Shape) -> dict[str, Spec]:
-        """Return every array of a batch, without B."""
+        """Return the specs of all arrays of a batch, without the batch axis."""
         return batch_specs(self.config, self.objectives[shape.objective], shape)
 
     def arrays(self, shape: Shape) -> dict[str, jax.ShapeDtypeStruct]:
@@ -122,11 +123,11 @@ class Target:
         }
 
     def tokens(self, shape: Shape) -> int:
-        """Return the token slots of a batch, of all choices of a row."""
+        """Return the token slots of a batch, over all choices of a row."""
         return shape.batch_size * math.prod(self.specs(shape)["input_ids"].shape)
 
     def attention(self, shape: Shape) -> str:
-        """Name the attention backend of a step, and say why it is no other."""
+        """Name the attention backend of a step, with the reason for it."""
         with jax.set_mesh(self.mesh):
             arrays = self.specs(shape)
             cfg, length = self.cfgs[shape.objective], shape.length
@@ -134,15 +135,18 @@ class Target:
             return attention.describe_backend(cfg, lengths, arrays)
 
     def evaluation(self, objective: str) -> dict[str, Any]:
-        """Return what `memory` does for an evaluation of a phase's objective."""
+        """Return the result of `memory` for an evaluation of a phase's objective."""
         if objective not in self.evaluations:
             shape = self.eval_shape._replace(objective=objective)
             self.evaluations[objective] = self.memory("eval", shape)
         return self.evaluations[objective]
 
     def state_parts(self) -> dict[str, int]:
-        """Return the bytes of "parameters", of what of them is "frozen", where a part
-        is (a teacher too), and of the "optimizer" on a device."""
+        """Return the bytes on a device of "parameters", "optimizer"
+        and, if any, "frozen".
+
+        Frozen are parts of the model, and a teacher.
+        """
         shapes, shardings = self.update.shapes, self.update.shardings
         parameters = shard_bytes(shapes.params, shardings.params)
         frozen = shard_bytes(shapes.frozen, shardings.frozen)
@@ -153,7 +157,7 @@ class Target:
     def lower(self, step: str, shape: Shape) -> Any:
         """Trace the "train" step, or the "eval" step of micro-batches of this shape.
 
-        With steps_per_call the first is all updates of a call (multi_step.py).
+        With steps_per_call the train step has all updates of a call (multi_step.py).
         """
         given = state.with_shardings(self.update.shapes, self.update.shardings)
         config, where = self.config, batch_sharding(self.mesh)
@@ -180,9 +184,9 @@ class Target:
     def _place(
         self, specs: dict[str, jax.ShapeDtypeStruct], where: NamedSharding, *steps: int
     ) -> dict[str, jax.ShapeDtypeStruct]:
-        """Give the arrays of a batch their sharding, and several hosts their flag.
+        """Add shardings to the arrays of a batch, and the flag for several hosts.
 
-        steps: of a call, where there are several: the first axis.
+        steps: the number of steps per call as the first axis, if there are several.
         """
         batch = {
             name: jax.ShapeDtypeStruct(
@@ -190,7 +194,7 @@ class Target:
             )
             for name, spec in specs.items()
         }
-        if self.hosts > 1:  # as feed.with_flag does
+        if self.hosts > 1:  # like feed.with_flag
             where = NamedSharding(self.mesh, PartitionSpec(self.mesh.axis_names))
             batch["stop"] = jax.ShapeDtypeStruct(
                 (self.mesh.devices.size,), jnp.int32, sharding=where
@@ -198,10 +202,10 @@ class Target:
         return batch
 
     def facts(self, step: str, shape: Shape) -> dict[str, Any]:
-        """Compile a step, or look up the result of compiling it.
+        """Compile a step, or look up the result of an earlier compilation.
 
-        Returns what memory_analysis.compile_lowered does, with hlo.Kernel for kernels.
-        Results are kept in data.cache, by program, topology and compiler.
+        Returns the result of memory_analysis.compile_lowered, with hlo.Kernel for
+        kernels. Results are cached in data.cache, by program, topology and compiler.
         """
         lowered = self.lower(step, shape)
         file = self._file(lowered)
@@ -214,23 +218,23 @@ class Target:
         return facts
 
     def is_compiled(self, step: str, shape: Shape) -> bool:
-        """True where `facts` needs no compiling."""
+        """Return whether `facts` needs no compilation."""
         return self._file(self.lower(step, shape)).exists()
 
     def memory(
         self, step: str, shape: Shape, program: int = PROGRAM_BYTES
     ) -> dict[str, Any]:
-        """Return what is known in seconds, where `facts` takes minutes.
+        """Return what is known after seconds, where `facts` takes minutes.
 
-        `needed` bytes without the program's code; whether it `fits` with it, for which
-        `program` bytes are left where it is not known, or is `refused` even without;
-        collectives.
+        The result has `needed` bytes without the program's code; whether the step
+        `fits` with its code, for which `program` bytes are reserved if its size is
+        unknown; whether it is `refused` even without the code; and collectives.
         """
         file = self._file(self.lower(step, shape))
         early_file = file.with_suffix(".memory.json")
         whole = _load(file)
         early = memory_analysis.early_facts(whole) if whole else _load(early_file)
-        if early is None or "collectives" not in early:  # kept by an older version
+        if early is None or "collectives" not in early:  # cached by an older version
             compile_step = functools.partial(
                 _compile, serialize.to_json(self.config), self.vocab_size,
                 self.topology, step, shape,
@@ -238,7 +242,7 @@ class Target:
             early = memory_analysis.compile_early(compile_step)
             _save(early_file, early)
         program = (whole or {}).get("program", program)
-        # The compiler reports what it then refuses, too.
+        # The compiler also reports the memory of programs that it then refuses.
         needed, most = early["needed"] or 0, self.chip.hbm_bytes
         fits = early["fits"] and needed + program <= most
         refused = not early["fits"] or needed > most
@@ -259,7 +263,7 @@ def _compile(
     shape: Shape,
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    """Compile a step in a process that knows the config as JSON alone."""
+    """Compile a step in a process that gets the config only as JSON."""
     devices = topologies.find_devices(topology)
     target = Target(serialize.from_json(config), vocab_size, topology, devices)
     return memory_analysis.compile_lowered(target.lower(step, shape), options)
@@ -276,12 +280,12 @@ def shard_bytes(shapes: Any, shardings: Any) -> int:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions on which the results of compiling depend."""
+    """Return the versions that compilation results depend on."""
     return {name: metadata.version(name) for name in ("jax", "libtpu")}
 
 
 def _load(file: Path) -> dict[str, Any] | None:
-    """Read the result of compiling; None where there is no whole one."""
+    """Read a compilation result; None if there is no intact one."""
     try:
         return json.loads(file.read_text())
     except (OSError, ValueError):
@@ -289,6 +293,6 @@ def _load(file: Path) -> dict[str, Any] | None:
 
 
 def _save(file: Path, facts: dict[str, Any]) -> None:
-    """Write the result of compiling; where it cannot be written it is made again."""
+    """Write a compilation result; if that fails, it is compiled again next time."""
     with contextlib.suppress(UserError):
         write_file(file, json.dumps(facts), str(file))
