@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models as files that others run: StableHLO by jax alone, ONNX by onnxruntime."""
+"""Export models for serving: StableHLO for jax alone, ONNX for onnxruntime."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""card.json: what a served directory is, for those who read it without bertjax."""
+"""Write card.json, which describes a served directory for programs without bertjax."""
 
 import json
 from pathlib import Path
@@ -17,12 +17,13 @@ FORMAT_VERSION = 1
 
 
 def describe(model: LoadedModel, served: ServedModel) -> dict[str, Any]:
-    """Return what a card says in every format.
+    """Return the content of a card that is the same in every format.
 
-    task, inputs and outputs by name; labels in the order of the logits; max_length:
-    tokens of a text, special ones included; ids of padding and of blanks; the prompt
-    that stands before each text. Of question answering: the most pieces of an answer,
-    and the doubt above which there is none, where the model knows questions without.
+    It has the task, the names of inputs and outputs, the labels in the order of the
+    logits, max_length (tokens of a text, special ones included), the ids of padding and
+    blanks, and the prompt that precedes each text. For question answering it also has
+    the most pieces of an answer and, if the model knows unanswerable questions, the
+    threshold of no answer.
     """
     tokenizer, how = model.tokenizer, served.sentences
     facts: dict[str, Any] = {}
@@ -50,7 +51,7 @@ def write_card(folder: Path, facts: dict[str, Any]) -> None:
 
 
 def write_own_tokenizer(folder: Path, model: LoadedModel, served: ServedModel) -> None:
-    """Write tokenizer.json and its config, which cuts texts where the model does."""
+    """Write tokenizer.json and its config, which truncates texts as the model does."""
     between = None
     if "task" in model.meta and not get_task_type(model.config.objective).makes_vectors:
         between = model.meta["task"].get("separators") or tasks.separators(model.config)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far what was written is from the model: on texts that every Python has."""
+"""Compare an export with its model, on texts that every Python has."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,17 +10,17 @@ from bertjax import UserError
 from bertjax.serving.served_model import BLANKS, ServedModel
 
 TEXTS = 16
-COMPARED = 512  # tokens of the longest: scores grow with their square
+COMPARED = 512  # tokens of the longest text; attention scores grow with their square
 EVERY = 7  # tokens from one blank to the next
-NEVER = -1e6  # logits below it stand for no probability
+NEVER = -1e6  # logits below this mean zero probability
 Predict = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 
 
 def real_rows(tokenizer: Any, longest: int, count: int = TEXTS) -> list[np.ndarray]:
-    """Return [CLS] text [SEP] as ids i32, from an empty text to one that was cut.
+    """Return [CLS] text [SEP] as ids i32, from an empty text to a truncated one.
 
-    Texts are Python's help on its syntax; every seventh token is a blank, where the
-    vocabulary has one.
+    Texts are Python's help on its syntax; every seventh token is a blank, if the
+    vocabulary has a mask token.
     """
     from pydoc_data.topics import topics
 
@@ -43,8 +43,8 @@ def make_batch(
 ) -> dict[str, np.ndarray]:
     """Pad rows of ids to a batch of `served.inputs`, i32 [B, L].
 
-    The second half of each row is of the second type, where there are types; what
-    fills up the batch are rows of one token.
+    With token types, the second half of each row has the second type. Rows that fill up
+    the batch have one token.
     """
     ids = np.full(shape, pad_id, np.int32)
     real, types = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
@@ -59,7 +59,7 @@ def make_batch(
 def make_batches(
     served: ServedModel, rows: list[np.ndarray], pad_id: int, size: int, longest: int
 ) -> list[dict[str, np.ndarray]]:
-    """Return rows in batches of `size` at most, by falling length (`plan_batches`)."""
+    """Return rows in batches of at most `size`, by falling length (`plan_batches`)."""
     from bertjax.inference.forward import plan_batches
 
     _, planned = plan_batches(np.array([len(row) for row in rows]), size, longest)
@@ -70,7 +70,7 @@ def make_batches(
 
 
 def blank_positions(batch: Mapping[str, np.ndarray], count: int) -> np.ndarray:
-    """Return `count` places spread over each row's tokens, i32 [B, count]."""
+    """Return `count` positions spread over each row's tokens, i32 [B, count]."""
     sizes = batch["attention_mask"].sum(axis=1, keepdims=True)
     return (np.arange(count) * sizes // count).astype(np.int32)
 
@@ -78,10 +78,10 @@ def blank_positions(batch: Mapping[str, np.ndarray], count: int) -> np.ndarray:
 def largest_difference(
     served: ServedModel, predict: Predict, batches: list[dict[str, np.ndarray]]
 ) -> float:
-    """Return the largest difference of a number at a real token, or of a text.
+    """Return the largest difference of any output at real tokens, or of whole texts.
 
-    predict: what was written, at work; compared with the model itself, whose layers are
-    a loop over stacked parameters here. Raises UserError for numbers that are none.
+    predict: runs the export. It is compared with the model itself, whose layers are a
+    loop over stacked parameters here. Raises UserError for outputs that are not finite.
     """
     import jax
 
@@ -91,7 +91,7 @@ def largest_difference(
         wanted = jax.device_get(run(params, batch))
         for name, found in predict(batch).items():
             want = wanted[name]
-            seen = ~(want <= NEVER)  # NaN is seen
+            seen = ~(want <= NEVER)  # NaN is compared
             if BLANKS not in batch and found.shape[:2] == batch["input_ids"].shape:
                 real = batch["attention_mask"] > 0
                 seen = seen & real.reshape(*real.shape, *(1,) * (found.ndim - 2))

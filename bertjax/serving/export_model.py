@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write an open model as a new directory that others serve."""
+"""Export an open model into a new directory for serving."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,10 +14,11 @@ FORMATS = ("stablehlo", "onnx")
 
 
 class Options(NamedTuple):
-    """How a model is written; empty lists, "" and 0 stand for what is not given.
+    """How a model is exported; empty lists, "" and 0 mean that the option is not given.
 
-    batch_sizes, lengths: of StableHLO's programs; quantize: "int8", of ONNX; gate: rows
-    by which that is judged; vectors: whether vectors are served of a model with a head.
+    batch_sizes, lengths: of StableHLO's programs; quantize: "int8", for
+    ONNX; gate: rows by which that is judged; vectors: whether to serve
+    vectors of a model with a head.
     """
 
     batch_sizes: Sequence[int] = ()
@@ -29,7 +30,8 @@ class Options(NamedTuple):
 
 
 def check_options(format: str, options: Options) -> None:
-    """Refuse flags that say nothing to a format, before a model is read: UserError."""
+    """Refuse flags that a format does not use, before reading a
+    model. Raises UserError."""
     for name in ("batch_sizes", "lengths") if format != "stablehlo" else ():
         if getattr(options, name):
             raise UserError(f"--{name} is of --format=stablehlo alone: leave it out")
@@ -56,9 +58,9 @@ def check_options(format: str, options: Options) -> None:
 def export_model(
     target: str, format: str, model: LoadedModel, where: str, options: Options
 ) -> dict[str, Any]:
-    """Write a directory, whole or not at all; return what its card.json says.
+    """Write a directory, whole or not at all; return the content of its card.json.
 
-    where: the flag and value that the model came from. Raises UserError.
+    where: the flag and value that named the model. Raises UserError.
     """
     from bertjax.serving.served_model import make_served
 

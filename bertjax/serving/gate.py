@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a smaller model may lose: it is written only if its task's metric stays."""
+"""Limit what a smaller model may lose: it is written only if its metric stays."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -15,14 +15,14 @@ from bertjax.serving.differences import Predict, make_batches
 from bertjax.serving.served_model import ServedModel
 from bertjax.storage.paths import expand
 
-MOST = 0.005  # of the metric, what it may fall by
+MOST = 0.005  # the share of the metric that may be lost
 BATCH = 8
-RATE = 0.15  # of the tokens, those that a masked LM is asked for
+RATE = 0.15  # the share of tokens to mask for a masked LM
 KEY = "--gate"
 
 
 class Judged(NamedTuple):
-    """A metric of the model and of what is written, and what it was counted over."""
+    """A metric of the model and of its export, and the number of items it covers."""
 
     metric: str
     float32: float
@@ -34,8 +34,8 @@ class Judged(NamedTuple):
 class Gate(NamedTuple):
     """Rows by which a smaller model is judged; where: begins messages (--from=...).
 
-    rows: labelled rows of a finetuned model's task; of others a file of texts, a text a
-    line.
+    rows: labeled rows of a finetuned model's task; for other models a file with one
+    text per line.
     """
 
     rows: str
@@ -45,7 +45,7 @@ class Gate(NamedTuple):
     def check(
         self, model: LoadedModel, served: ServedModel, predict: Predict
     ) -> dict[str, Any]:
-        """Return what Judged holds; UserError where the metric falls."""
+        """Return the fields of Judged; raise UserError if the metric falls too much."""
         if served.task == "fill-mask":
             found = masked_accuracy(self.rows, model, served, predict)
         elif served.sentences:
@@ -69,7 +69,7 @@ class Gate(NamedTuple):
     def _task(
         self, model: LoadedModel, served: ServedModel, predict: Predict
     ) -> Judged:
-        """Score a finetuned model by the metric that counts in its config."""
+        """Score a finetuned model by the first metric of its config."""
         from bertjax.scoring.own import labelled_rows
 
         path = self.where.partition("=")[2]
@@ -93,7 +93,7 @@ class Gate(NamedTuple):
 def outputs_of(
     objective: str, logits: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Return what rows are scored by (TaskType.outputs) from what is served."""
+    """Convert served outputs to those that rows are scored by (TaskType.outputs)."""
     name = objective.partition(":")[0]
     if name == "span":
         return dict(logits)
@@ -105,7 +105,7 @@ def outputs_of(
 
 
 def read_texts(path: str) -> list[str]:
-    """Return the lines of a file that are not empty. Raises UserError."""
+    """Return the non-empty lines of a file. Raises UserError."""
     where = f"{KEY}={path}"
     lines = [line for line in read_lines(expand(path, KEY), where) if line.strip()]
     if not lines:
@@ -116,7 +116,7 @@ def read_texts(path: str) -> list[str]:
 def text_batches(
     path: str, model: LoadedModel, served: ServedModel
 ) -> list[dict[str, np.ndarray]]:
-    """Return the texts of a file in batches, in order of their lengths."""
+    """Return the texts of a file in batches, ordered by length."""
     from bertjax.inference.embed_texts import tokenize
 
     prompt = served.sentences.prompt if served.sentences else ""
@@ -133,7 +133,7 @@ def text_batches(
 def masked_accuracy(
     path: str, model: LoadedModel, served: ServedModel, predict: Predict
 ) -> Judged:
-    """Score a masked LM by how many of the masked tokens it finds; draws are fixed."""
+    """Score a masked LM by the share of masked tokens it predicts; masks are fixed."""
     import jax
 
     run, params = jax.jit(served.run), jax.device_put(served.params)
@@ -156,7 +156,7 @@ def masked_accuracy(
 def mean_cosine(
     path: str, model: LoadedModel, served: ServedModel, predict: Predict
 ) -> Judged:
-    """Score vectors by their cosines with the float32 model's, whose own are 1."""
+    """Score vectors by their cosines with the float32 model's, for which they are 1."""
     import jax
 
     run, params = jax.jit(served.run), jax.device_put(served.params)

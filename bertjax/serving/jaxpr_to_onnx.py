@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A function of jax as a graph of ONNX, whatever batch and length.
+"""Convert a jax function to an ONNX graph for any batch size and length.
 
-The function is traced with symbolic sizes (jax.export), what depends on parameters
-alone is computed here, and each other primitive becomes operators.
+The function is traced with symbolic sizes (jax.export). Values that depend only on
+parameters are computed here, and each remaining primitive becomes ONNX operators.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +18,10 @@ from bertjax.parallel.sharding import path_name
 from bertjax.serving.onnx_graph import Graph, Value
 from bertjax.serving.onnx_primitives import UNKNOWN, lower
 
-# Of primitives that only call, where the function that they call stands.
+# Keys of call-like primitives' params that hold the called function.
 CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 LOOPS = ("scan", "while", "cond")
-SMALL = 1024  # numbers of a table of which a second copy is nothing
+SMALL = 1024  # numbers in a table so small that a second copy does not matter
 
 
 def convert(
@@ -33,11 +33,11 @@ def convert(
 ) -> Graph:
     """Return the graph of run(params, batch) -> {name: array}.
 
-    params: a tree of numpy arrays, which become constants by their paths; inputs: the
-    shapes of a batch as jax.export.symbolic_shape reads them ("b, l"), all i32, which
-    the graph takes as i64, as transformers' exports do; longest: l is at most that;
-    names: the outputs wanted, in order. Raises UserError for what no operator of ONNX
-    is known for.
+    params: a tree of numpy arrays, which become constants named by path; inputs: the
+    shapes of a batch in the syntax of jax.export.symbolic_shape ("b, l"), all i32; the
+    graph accepts them as i64, like transformers' exports; longest: the maximum of l;
+    names: the outputs to return, in order. Raises UserError for a primitive without
+    known ONNX operators.
     """
     scope = export.SymbolicScope([f"l <= {longest}"])
     sizes = {n: export.symbolic_shape(text, scope=scope) for n, text in inputs.items()}
@@ -55,7 +55,7 @@ def convert(
         for path, leaf in jax.tree.leaves_with_path(params)
     ]
     given = {}
-    for name in inputs:  # in their order; a tree's is the alphabet's
+    for name in inputs:  # in their own order; a tree sorts them alphabetically
         as_i64 = graph.add_input(name, sizes[name], np.int64)
         given[name] = graph.cast(as_i64, np.int32)
     values += [given[name] for name in sorted(given)]
@@ -69,7 +69,7 @@ def convert(
 def interpret(
     graph: Graph, jaxpr: Any, constants: Sequence[Any], inputs: Sequence[Value]
 ) -> list[Value]:
-    """Add the equations of a jaxpr to a graph; return its outputs."""
+    """Add the equations of a jaxpr to a graph, and return its outputs."""
     known: dict[Any, Value] = dict(zip(jaxpr.invars, inputs, strict=True))
     for var, array in zip(jaxpr.constvars, constants, strict=True):
         known[var] = graph.constant(np.asarray(array))
@@ -95,10 +95,11 @@ def interpret(
 
 
 def fold(graph: Graph, values: Sequence[Value], eqn: Any) -> list[Value] | None:
-    """Return what an equation of constants computes; None where it is not known.
+    """Return the results of an equation of constants, or None if they are not known.
 
-    A parameter that is only laid out otherwise keeps its name. What repeats is not
-    computed: it is repeated where it is used. A transposed table is that table still.
+    A parameter that is only reshaped keeps its name. Broadcasts are not computed here,
+    but where they are used. Large tables are not transposed, so that a transposed table
+    is not stored twice.
     """
     is_known = all(value.constant is not None for value in values)
     sizes = [size for var in eqn.outvars for size in var.aval.shape]
@@ -122,7 +123,7 @@ def fold(graph: Graph, values: Sequence[Value], eqn: Any) -> list[Value] | None:
 
 
 def check(graph: Graph) -> None:
-    """Refuse what stands for a primitive without an operator: UserError."""
+    """Refuse a graph that needs a primitive without an operator. Raises UserError."""
     for node in graph.nodes():
         if node.op.startswith(UNKNOWN):
             raise UserError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph of ONNX operators while it is made: values, nodes, sizes known at run time.
+"""Build a graph of ONNX operators: values, nodes, and sizes known at run time.
 
 Nothing here needs the onnx package until the graph is written (`serialize`).
 """
@@ -13,9 +13,9 @@ import numpy as np
 
 from bertjax import UserError
 
-OPSET = 20  # has LayerNormalization and Gelu
+OPSET = 20  # the first with Gelu; also has LayerNormalization
 IR_VERSION = 10
-LARGEST = 2**31 - 2**16  # bytes of a protocol buffer, with room for the rest
+LARGEST = 2**31 - 2**16  # bytes of a protocol buffer, minus room for everything else
 ARITHMETIC: Mapping[type, str] = {ast.Add: "Add", ast.Sub: "Sub", ast.Mult: "Mul"}
 
 
@@ -23,8 +23,8 @@ ARITHMETIC: Mapping[type, str] = {ast.Add: "Add", ast.Sub: "Sub", ast.Mult: "Mul
 class Value:
     """A tensor of the graph.
 
-    shape: of ints, and of symbolic sizes (jax.export). constant: what it is, where that
-    is known; node: what computes it, None of inputs and constants.
+    shape: of ints and symbolic sizes (jax.export). constant: its value, if known; node:
+    the operator that computes it, None for inputs and constants.
     """
 
     name: str
@@ -35,13 +35,13 @@ class Value:
 
     @property
     def op(self) -> str:
-        """The operator that computes it, "" of none."""
+        """The operator that computes it, or ""."""
         return self.node.op if self.node else ""
 
 
 @dataclasses.dataclass(eq=False)
 class Node:
-    """An operator with its inputs; None where an optional one is left out."""
+    """An operator with its inputs; None for an optional input that is omitted."""
 
     op: str
     inputs: tuple[Value | None, ...]
@@ -50,7 +50,7 @@ class Node:
 
 
 class Graph:
-    """Nodes in the order in which they are computed; equal ones are one."""
+    """Nodes in order of computation; equal nodes are shared."""
 
     def __init__(self) -> None:
         self.inputs: list[Value] = []
@@ -62,7 +62,7 @@ class Graph:
 
     # ------------------------------------------------------------ values
     def add_input(self, name: str, shape: Sequence[Any], dtype: Any) -> Value:
-        """Return a new input; symbolic sizes are known by it from here on."""
+        """Add an input and return it; its symbolic sizes are known from then on."""
         value = Value(self.new_name(name), tuple(shape), np.dtype(dtype))
         self.inputs.append(value)
         for axis, size in enumerate(shape):
@@ -77,7 +77,7 @@ class Graph:
         self.outputs[self.new_name(name)] = value
 
     def constant(self, array: Any, name: str = "") -> Value:
-        """Return a constant; of equal small ones without a name the same."""
+        """Return a constant; equal small constants without a name are shared."""
         array = np.asarray(array)
         key = None
         if array.size <= 64 and not name:
@@ -91,7 +91,7 @@ class Graph:
         return value
 
     def new_name(self, name: str) -> str:
-        """Return the name, with a number behind it where it is taken."""
+        """Return the name, with a number appended if it is taken."""
         unique, n = name, 1
         while unique in self._names:
             unique, n = f"{name}_{n}", n + 1
@@ -107,7 +107,7 @@ class Graph:
         dtype: Any,
         **attributes: Any,
     ) -> Value:
-        """Return what an operator with one output computes."""
+        """Add an operator with one output, and return that output."""
         return self.emit_many(op, inputs, [(shape, dtype)], **attributes)[0]
 
     def emit_many(
@@ -117,7 +117,7 @@ class Graph:
         outputs: Sequence[tuple[Sequence[Any], Any]],
         **attributes: Any,
     ) -> list[Value]:
-        """Return what an operator computes: a value for each (shape, dtype)."""
+        """Add an operator, and return a value for each (shape, dtype) in `outputs`."""
         key = op, tuple(map(id, inputs)), repr(sorted(attributes.items()))
         if key not in self._known:
             node = Node(op, tuple(inputs), attributes)
@@ -132,7 +132,7 @@ class Graph:
 
     # ------------------------------------------------------------ shapes
     def size(self, size: Any) -> Value:
-        """Return a size, a number or a sum or product of symbolic ones, as i64 [1]."""
+        """Return a size (a number, or sums and products of symbolic ones), i64 [1]."""
         if isinstance(size, int):
             return self.constant(np.array([size], np.int64))
         return self._size_of(ast.parse(str(size), mode="eval").body, str(size))
@@ -155,7 +155,7 @@ class Graph:
         return self.emit("Concat", parts, (len(parts),), np.int64, axis=0)
 
     def reshape(self, x: Value, shape: Sequence[Any]) -> Value:
-        """Return x with another shape of as many numbers; one may be -1 in the file."""
+        """Return x in another shape of equal size; one axis may be -1 in the file."""
         shape = tuple(shape)
         if x.shape == shape:
             return x
@@ -177,7 +177,7 @@ class Graph:
         return self.emit("Transpose", [x], shape, x.dtype, perm=list(order))
 
     def expand(self, x: Value, shape: Sequence[Any]) -> Value:
-        """Return x repeated to a shape of the same rank, or a scalar to any."""
+        """Broadcast x to a shape of the same rank, or a scalar to any shape."""
         shape = tuple(shape)
         if x.shape == shape:
             return x
@@ -192,9 +192,9 @@ class Graph:
 
     # ------------------------------------------------------------ the whole
     def nodes(self) -> list[Node]:
-        """List the nodes that outputs need, each after those that it needs."""
+        """List the nodes that the outputs need, each after its inputs."""
         done: dict[int, Node] = {}
-        # No recursion: graphs are deeper than Python allows it to be.
+        # Without recursion, because graphs are deeper than Python's limit.
         waiting = [value.node for value in self.outputs.values() if value.node]
         while waiting:
             node = waiting[-1]
@@ -208,9 +208,9 @@ class Graph:
 
 
 def serialize(graph: Graph, about: str) -> bytes:
-    """Return the graph as a file of ONNX. Raises UserError where it would be too large.
+    """Return the graph as an ONNX file. Raises UserError if it would be too large.
 
-    about: what the file says of itself.
+    about: the file's doc string.
     """
     import onnx
     from onnx import helper, numpy_helper
@@ -240,7 +240,7 @@ def serialize(graph: Graph, about: str) -> bytes:
         )
 
     contents = helper.make_graph(
-        # An output may be an input, or another output: each has a node of its own.
+        # An output may be an input or another output, so each gets its own node.
         [make_node(node) for node in nodes]
         + [helper.make_node("Identity", [v.name], [k]) for k, v in outputs],
         "bertjax",

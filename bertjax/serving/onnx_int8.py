@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights in 8 bits: a graph of ONNX with a quarter of the bytes.
+"""Quantize weights to 8 bits: an ONNX graph with a quarter of the bytes.
 
-Matrices are rounded to 255 levels around 0, one scale for each column, tables of
-embeddings one for each row, which is what a tied head needs too. What meets a matrix is
-rounded while the model runs, one scale for each token (ZeroQuant, arXiv 2206.01861,
-section 4.1): a text's numbers depend on no other text of its batch, and on no padding,
-as they do where all that meets a matrix has one scale (onnxruntime.quantization).
+Weights are rounded to 255 levels around 0. A matrix has one scale per column; embedding
+tables have one per row, which also suits a tied head. The inputs of a matrix are
+rounded at run time with one scale per token (ZeroQuant, arXiv 2206.01861, section 4.1).
+So the outputs for a text do not depend on other texts of its batch or on padding, as
+they do if all inputs of a matrix share one scale (onnxruntime.quantization).
 """
 
 import numpy as np
@@ -13,13 +13,15 @@ import numpy as np
 from bertjax.serving.onnx_graph import Graph, Node, Value
 
 LEVELS = 127
-NARROW = 16  # matrices with fewer columns stay as they are: classes of a task
+NARROW = 16  # matrices with fewer columns stay unchanged, such as a task's classes
 
 
 def quantize(graph: Graph) -> None:
-    """Give products with matrices, and tables that rows are taken of, 8-bit weights.
+    """Replace matrices in products, and tables whose rows are
+    gathered, by 8-bit weights.
 
-    The graph is changed in place; norms, biases, positions and narrow heads are not.
+    Changes the graph in place; norms, biases, positions and narrow
+    heads stay unchanged.
     """
     replaced: dict[int, Value] = {}
     tables: dict[int, tuple[Value, Value]] = {}
@@ -31,7 +33,8 @@ def quantize(graph: Graph) -> None:
         inputs = [now(value) for value in node.inputs]
         table = inputs[0] if node.op == "Gather" else weights_of(node)
         if table is not None and is_large(table):
-            # Of [K, N] a scale a column; tables, and their transposes, have rows.
+            # A [K, N] matrix has one scale per column; embedding tables and their
+            # transposes have one per row.
             axis = 0 if node.op == "MatMul" and inputs[1] is table else 1
             if id(table) not in tables:
                 tables[id(table)] = rounded(graph, table, axis)
@@ -46,7 +49,7 @@ def quantize(graph: Graph) -> None:
 
 
 def weights_of(node: Node) -> Value | None:
-    """Return the matrix of a product, a constant or the transpose of one; or None."""
+    """Return the matrix of a product (a constant or the transpose of one), or None."""
     if node.op != "MatMul":
         return None
     right = node.inputs[1]
@@ -54,13 +57,13 @@ def weights_of(node: Node) -> Value | None:
 
 
 def is_large(table: Value) -> bool:
-    """True for a constant matrix of floats that is worth it."""
+    """Return whether a value is a constant float matrix worth quantizing."""
     is_matrix = table.constant is not None and len(table.shape) == 2
     return is_matrix and table.dtype == np.float32 and min(table.shape) >= NARROW
 
 
 def rounded(graph: Graph, table: Value, axis: int) -> tuple[Value, Value]:
-    """Return a table in 8 bits, and what its columns (axis 0) or rows (1) are times."""
+    """Return a table in 8 bits, and the scales of its columns (axis 0) or rows (1)."""
     numbers = table.constant
     scale = np.abs(numbers).max(axis, keepdims=True) / LEVELS
     scale = np.where(scale > 0, scale, 1).astype(np.float32)
@@ -74,15 +77,16 @@ def rounded(graph: Graph, table: Value, axis: int) -> tuple[Value, Value]:
 def multiply(
     graph: Graph, node: Node, inputs: list[Value], table: tuple[Value, Value]
 ) -> Value:
-    """Multiply by a matrix in integers: rows of x in 255 levels, each by its largest.
+    """Multiply by a matrix in integers, with rows of x in 255 levels by their maximum.
 
-    The levels are unsigned around 128, which the instructions for such products take.
+    The levels are unsigned with zero at 128, as the instructions for
+    such products expect.
     """
     (x, _), (levels, scale), [out] = inputs, table, node.outputs
     rows, axes = (*x.shape[:-1], 1), graph.constant(np.array([-1], np.int64))
     sizes = graph.emit("Abs", [x], x.shape, np.float32)
     largest = graph.emit("ReduceMax", [sizes, axes], rows, np.float32, keepdims=1)
-    least = graph.constant(np.float32(1e-9))  # of a row of zeros
+    least = graph.constant(np.float32(1e-9))  # for a row of zeros
     largest = graph.emit("Max", [largest, least], rows, np.float32)
     share = graph.constant(np.float32(1 / LEVELS))
     own = graph.emit("Mul", [largest, share], rows, np.float32)
@@ -99,7 +103,7 @@ def multiply(
 def take_rows(
     graph: Graph, node: Node, inputs: list[Value], table: tuple[Value, Value]
 ) -> Value:
-    """Take rows of a table in 8 bits, and scale them."""
+    """Gather rows of an 8-bit table, and scale them."""
     (_, at), (levels, scale), [out] = inputs, table, node.outputs
     rows = graph.emit("Gather", [levels, at], out.shape, np.int8, axis=0)
     own = graph.emit("Gather", [scale, at], at.shape, np.float32, axis=0)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several operators of ONNX compute as one: layer norms and GELU.
+"""Merge groups of ONNX operators into one: layer norms and GELU.
 
-onnxruntime has kernels for them; by parts they cost as much time as products of a
-narrow model. Each is found at its last operator, by looking back.
+onnxruntime has kernels for them; computed in parts, they take as much time as the
+matrix products of a narrow model. Each group is found from its last operator backward.
 """
 
 import math
@@ -13,7 +13,7 @@ from bertjax.serving.onnx_graph import Graph, Value
 
 
 def simplify(graph: Graph, value: Value) -> Value:
-    """Return a value that is the same, of a larger operator where one is known."""
+    """Return an equal value, computed by a merged operator if one is known."""
     if value.op == "Mul":
         return (
             layer_norm(graph, value)
@@ -26,27 +26,27 @@ def simplify(graph: Graph, value: Value) -> Value:
 
 
 def parts(value: Value | None, op: str) -> list[Value]:
-    """Return the inputs of a value of that operator; of others none."""
+    """Return the inputs of a value if `op` computes it, otherwise none."""
     if value is None or value.op != op:
         return []
     return [x for x in value.node.inputs if x is not None]
 
 
 def either(value: Value | None, op: str) -> list[tuple[Value, Value]]:
-    """Return (one, the other) of both inputs, in both orders."""
+    """Return the two inputs as pairs in both orders."""
     found = parts(value, op)
     return [(found[0], found[1]), (found[1], found[0])] if len(found) == 2 else []
 
 
 def number(value: Value) -> float | None:
-    """Return what a constant of one number is; None of all else."""
+    """Return the value of a constant with one number; None for anything else."""
     if value.constant is None or value.constant.size != 1:
         return None
     return float(value.constant.reshape(()))
 
 
 def mean_of(value: Value | None) -> Value | None:
-    """Return x where a value is the mean of x [..., D] over its last axis, kept."""
+    """Return x if a value is the mean of x [..., D] over its last axis, kept."""
     quotient = parts(value, "Div")
     if len(quotient) != 2:
         return None
@@ -64,7 +64,7 @@ def mean_of(value: Value | None) -> Value | None:
 
 
 def layer_norm(graph: Graph, value: Value) -> Value | None:
-    """Find y / sqrt(mean(y^2) + eps) where y = x - mean(x)."""
+    """Match y / sqrt(mean(y^2) + eps) where y = x - mean(x)."""
     for y, factor in either(value, "Mul"):
         [root] = parts(factor, "Reciprocal") or [None]
         [total] = parts(root, "Sqrt") or [None]
@@ -90,7 +90,7 @@ def norm(
 
 
 def scaled_norm(graph: Graph, value: Value) -> Value | None:
-    """Give a norm without a scale the one that it is multiplied by."""
+    """Merge a multiplication into a norm without a scale."""
     for y, scale in either(value, "Mul"):
         found = parts(y, "LayerNormalization")
         is_plain = len(found) == 2 and np.all(found[1].constant == 1.0)
@@ -101,7 +101,7 @@ def scaled_norm(graph: Graph, value: Value) -> Value | None:
 
 
 def shifted_norm(graph: Graph, value: Value) -> Value | None:
-    """Give a norm without a bias the one that is added to it."""
+    """Merge an addition into a norm without a bias."""
     for y, bias in either(value, "Add"):
         found = parts(y, "LayerNormalization")
         if len(found) == 2 and is_vector(bias, y):
@@ -111,7 +111,7 @@ def shifted_norm(graph: Graph, value: Value) -> Value | None:
 
 
 def is_vector(value: Value, y: Value) -> bool:
-    """True for a constant of a number for each place of y's last axis."""
+    """Return whether a value is a constant vector as long as y's last axis."""
     width = y.shape[-1]
     return value.constant is not None and (
         value.constant.size == width and value.shape[-1:] == (width,)
@@ -125,7 +125,7 @@ def flat(graph: Graph, value: Value) -> Value:
 
 
 def gelu(graph: Graph, value: Value) -> Value | None:
-    """Find x/2 (1 + erf(x / sqrt 2))."""
+    """Match x/2 (1 + erf(x / sqrt 2))."""
     for half, rest in either(value, "Mul"):
         for x, factor in either(half, "Mul"):
             if number(factor) != 0.5:

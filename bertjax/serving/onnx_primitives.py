@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Primitives of jax as operators of ONNX: what encoders and their heads are made of.
+"""Lower primitives of jax to ONNX operators, as far as encoders and heads use them.
 
-A function of the table takes (graph, inputs, eqn) and returns a value an output. Shapes
-of inputs may have 1 where jax's have a size: ONNX broadcasts by itself, so what jax
-repeats is repeated only for those who need it (`whole`).
+A function of the table gets (graph, inputs, eqn) and returns one value per output.
+Shapes of inputs may have 1 where jax's have a size: ONNX broadcasts by itself, so jax's
+broadcasts are only carried out for operators that need them (`whole`).
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ Lower = Callable[[Graph, list[Value], Any], list[Value]]
 
 
 def whole(graph: Graph, inputs: Sequence[Value], eqn: Any) -> list[Value]:
-    """Return inputs with the shapes that jax gives them."""
+    """Return the inputs, broadcast to their shapes in jax."""
     return [
         graph.expand(x, var.aval.shape)
         for x, var in zip(inputs, eqn.invars, strict=True)
@@ -26,7 +26,7 @@ def whole(graph: Graph, inputs: Sequence[Value], eqn: Any) -> list[Value]:
 
 
 def broadcast_shapes(inputs: Sequence[Value]) -> tuple[Any, ...]:
-    """Return the shape of what inputs, of one rank or scalars, make together."""
+    """Return the broadcast shape of inputs, which have one rank or are scalars."""
     rank = max(len(x.shape) for x in inputs)
     shapes = [x.shape or (1,) * rank for x in inputs]
     return tuple(
@@ -37,7 +37,7 @@ def broadcast_shapes(inputs: Sequence[Value]) -> tuple[Any, ...]:
 
 # ---------------------------------------------------------------- element by element
 def elementwise(op: str, *fixed: Any) -> Lower:
-    """Lower to one operator that broadcasts; fixed: further inputs, constants."""
+    """Lower to one operator that broadcasts; fixed: further, constant inputs."""
 
     def lower(graph: Graph, inputs: list[Value], eqn: Any) -> list[Value]:
         kind = eqn.outvars[0].aval.dtype
@@ -90,7 +90,7 @@ def identity(graph: Graph, inputs: list[Value], eqn: Any) -> list[Value]:
 
 # ---------------------------------------------------------------- shapes
 def broadcast_in_dim(graph: Graph, inputs: list[Value], eqn: Any) -> list[Value]:
-    """Put axes of size 1 where jax repeats."""
+    """Insert axes of size 1 where jax broadcasts."""
     x = inputs[0]
     if not x.shape:
         return [x]
@@ -101,7 +101,7 @@ def broadcast_in_dim(graph: Graph, inputs: list[Value], eqn: Any) -> list[Value]
 
 
 def reshape_to(graph: Graph, x: Value, shape: Sequence[Any]) -> Value:
-    """Return x with another shape: by Unsqueeze or Squeeze where only ones differ."""
+    """Return x with another shape, by Unsqueeze or Squeeze if only axes of 1 differ."""
     shape = tuple(shape)
     if x.shape == shape or not (set(map(str, x.shape + shape)) - {"1"}):
         return graph.reshape(x, shape)
@@ -116,7 +116,7 @@ def reshape_to(graph: Graph, x: Value, shape: Sequence[Any]) -> Value:
 
 
 def _ones(short: Sequence[Any], long: Sequence[Any]) -> list[int] | None:
-    """Say which axes of size 1 `long` has beside `short`; None where others differ."""
+    """Return the additional axes of size 1 in `long`; None if other axes differ."""
     axes, rest = [], list(short)
     for i, size in enumerate(long):
         if rest and size == rest[0]:
@@ -182,7 +182,7 @@ def dim_as_value(graph: Graph, inputs: list[Value], eqn: Any) -> list[Value]:
 
 # ---------------------------------------------------------------- sums and products
 def reduction(op: str) -> Lower:
-    """Lower to an operator over some axes."""
+    """Lower to an operator that reduces some axes."""
 
     def lower(graph: Graph, inputs: list[Value], eqn: Any) -> list[Value]:
         [x] = whole(graph, inputs, eqn)
@@ -223,7 +223,7 @@ def dot_general(graph: Graph, inputs: list[Value], eqn: Any) -> list[Value]:
 
 # ---------------------------------------------------------------- places
 def gather(graph: Graph, inputs: list[Value], eqn: Any) -> list[Value]:
-    """Lower what takes rows of a table, a known place or slice, or places of rows."""
+    """Lower gathers of table rows, of a known position or slice, or within rows."""
     table, at = whole(graph, inputs, eqn)
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     out, rank = eqn.outvars[0].aval, len(table.shape)
@@ -260,11 +260,11 @@ def top_k(graph: Graph, inputs: list[Value], eqn: Any) -> list[Value]:
     return [best, graph.cast(at, places.dtype)]
 
 
-UNKNOWN = "?"  # begins the operator of what is refused where an output needs it
+UNKNOWN = "?"  # prefix of operators that are refused if an output needs them
 
 
 def unknown(graph: Graph, inputs: list[Value], eqn: Any) -> list[Value]:
-    """Stand for what no operator is known for; nothing may come of it."""
+    """Stand in for a primitive without an operator; no output may depend on it."""
     outputs = [(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
     return graph.emit_many(f"{UNKNOWN}{eqn.primitive.name}", inputs, outputs)
 
@@ -303,5 +303,5 @@ PRIMITIVES: dict[str, Lower] = {
 
 
 def lower(graph: Graph, inputs: list[Value], eqn: Any) -> list[Value]:
-    """Return the outputs of an equation of a jaxpr, whose inputs are values."""
+    """Return the outputs of a jaxpr's equation for these input values."""
     return PRIMITIVES.get(eqn.primitive.name, unknown)(graph, inputs, eqn)

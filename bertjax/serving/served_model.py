@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model computes for others: one function of parameters and a batch.
+"""Define a served model: one function of parameters and a batch.
 
-Both formats are made of it, and what they wrote is compared with it.
+Both formats are made from it, and their files are compared with it.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from bertjax.tasks.task_type import get_task_type
 
 BLANKS = "mlm_positions"
 Run = Callable[[Any, Mapping[str, Any]], dict[str, Any]]
-# Our heads -> what the field calls their tasks.
+# Our heads -> the usual names of their tasks.
 TASKS = {
     "classify": "text-classification",
     "regress": "text-classification",
@@ -29,12 +29,13 @@ TASKS = {
 
 
 class ServedModel(NamedTuple):
-    """A model as it is served; nothing of it is traced yet.
+    """A model to be served; nothing is traced yet.
 
-    task: its name on Hugging Face's hub. run(params, batch) -> {name: f32 array}, batch
-    being of `inputs`, i32 [B, L], and mlm_positions [B, P] or without; outputs: the
-    names. params: numpy arrays, layers stacked or of `unstack`. cfg: the encoder's.
-    longest: tokens of a text. sentences: how vectors are made, of a model of vectors.
+    task: its name on Hugging Face's hub. run(params, batch) -> {name: f32 array}, where
+    the batch has `inputs`, i32 [B, L], and optionally mlm_positions [B, P]; outputs:
+    the names of the results. params: numpy arrays, with layers stacked or as from
+    `unstack`. cfg: the encoder's. longest: tokens of a text. sentences: how vectors are
+    computed, if it serves vectors.
     """
 
     task: str
@@ -48,7 +49,7 @@ class ServedModel(NamedTuple):
     sentences: Sentences | None = None
 
     def unstacked(self) -> dict[str, Any]:
-        """Return the parameters with an array of its own for each layer."""
+        """Return the parameters with a separate array for each layer."""
         import jax
         import numpy as np
 
@@ -61,11 +62,12 @@ class ServedModel(NamedTuple):
 def make_served(
     model: LoadedModel, where: str, weights: str = "", vectors: bool = False
 ) -> ServedModel:
-    """Return what an open model computes for others, in float32.
+    """Return the served function of an open model, in float32.
 
-    Finetuned: the logits of its task. With a masked-LM head: logits at blanks or at all
-    tokens. Others, and `vectors`: vectors of sentences. where: begins messages. Raises
-    UserError for a model that writes texts, or whose head is not known here.
+    A finetuned model returns the logits of its task. A masked LM returns logits, at
+    blanks or at all tokens. Other models, and any with `vectors`, return sentence
+    vectors. where: begins messages. Raises UserError for a model that generates texts,
+    or whose head is not known here.
     """
     cfg, meta = model.cfg, model.meta
     if cfg.is_decoder or cfg.num_decoder_layers:
@@ -77,7 +79,7 @@ def make_served(
             "which inputs of served models do not have"
         )
     model.config.dtype = "float32"
-    model.config.model.attention = "xla"  # a kernel would serve one platform alone
+    model.config.model.attention = "xla"  # a kernel would run on one platform only
     task_type = get_task_type(model.config.objective) if "task" in meta else None
     if task_type and not task_type.makes_vectors and not vectors:
         return _of_task(model, where, weights)
@@ -96,14 +98,14 @@ def _inputs(cfg: EncoderConfig) -> tuple[str, ...]:
 
 
 def _parts(params: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return the parameters that are used: a pooler and other heads are left out."""
+    """Return the parameters in use, without a pooler and other heads."""
     kept = {name: params[name] for name in ("encoder", *names) if name in params}
     encoder = {k: part for k, part in kept["encoder"].items() if k != "pooler"}
     return {**kept, "encoder": encoder}
 
 
 def _of_blanks(model: LoadedModel, params: Any, where: str) -> ServedModel:
-    """Serve the masked LM: `logits` f32 [B, L, V], or [B, P, V] at mlm_positions."""
+    """Serve a masked LM: `logits` f32 [B, L, V], or [B, P, V] at mlm_positions."""
     from bertjax.inference import forward
     from bertjax.models import encoder
 
@@ -152,8 +154,11 @@ def _of_sentences(model: LoadedModel, params: Any, where: str) -> ServedModel:
 
 
 def _of_task(model: LoadedModel, where: str, weights: str) -> ServedModel:
-    """Serve a finetuned model: `logits` f32 [B, C] of a text, [B, L, C] of tokens, or
-    `start_logits` and `end_logits` f32 [B, L]."""
+    """Serve a finetuned model.
+
+    Outputs: `logits` f32 [B, C] of a text or [B, L, C] of tokens, or `start_logits` and
+    `end_logits` f32 [B, L].
+    """
     from bertjax.models import encoder, heads
     from bertjax.objectives import span
     from bertjax.objectives.make_objective import make_objective

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model as onnx/model.onnx, which onnxruntime runs, beside the files that optimum and
-sentence-transformers read: config.json, the tokenizer, modules.json.
+"""Write a model as onnx/model.onnx for onnxruntime.
 
-Inputs and outputs are called as transformers' exports call them, so that
-ORTModelForMaskedLM and the like, SentenceTransformer(backend="onnx") and
+The files beside it are those that optimum and sentence-transformers read: config.json,
+the tokenizer, modules.json. Inputs and outputs have the names of transformers' exports,
+so that ORTModelForMaskedLM and the like, SentenceTransformer(backend="onnx") and
 transformers.js open the directory.
 """
 
@@ -34,11 +34,11 @@ from bertjax.serving.served_model import ServedModel
 
 FILE = "onnx/model.onnx"
 PACKAGES = ("onnx", "onnxruntime")
-TOGETHER = 8  # texts of a batch that is compared
+TOGETHER = 8  # texts per batch of the comparison
 
 
 def check_packages() -> None:
-    """Raise UserError where what writes and runs ONNX is not installed."""
+    """Raise UserError if the packages that write and run ONNX are not installed."""
     if lacking := [name for name in PACKAGES if not importlib.util.find_spec(name)]:
         raise UserError(
             f"--format=onnx needs {' and '.join(lacking)}: pip install 'bertjax[onnx]'"
@@ -48,10 +48,10 @@ def check_packages() -> None:
 def write_onnx(
     folder: Path, model: LoadedModel, served: ServedModel, gate: Gate | None
 ) -> dict[str, Any]:
-    """Write onnx/model.onnx, tokenizer, configs and card.json; return what it says.
+    """Write onnx/model.onnx, tokenizer, configs and card.json; return the card.
 
-    gate: None for float32; else weights are of 8 bits, and the gate decides. Raises
-    UserError where it refuses, and for what ONNX cannot hold.
+    gate: None for float32; otherwise weights have 8 bits, and the gate decides. Raises
+    UserError if the gate refuses, and for what ONNX cannot represent.
     """
     from bertjax.serving.jaxpr_to_onnx import convert
 
@@ -82,9 +82,9 @@ def write_onnx(
 
 
 def open_session(path: Path, threads: int = 0) -> Predict:
-    """Return predict(batch) -> outputs of a file of ours, batches being i32 or i64.
+    """Return predict(batch) -> outputs for a file of ours; batches are i32 or i64.
 
-    threads: of onnxruntime, 0 for one a core.
+    threads: of onnxruntime; 0 means one per core.
     """
     import onnxruntime
 
@@ -106,15 +106,17 @@ def open_session(path: Path, threads: int = 0) -> Predict:
 def compared_batches(
     model: LoadedModel, served: ServedModel, count: int = TEXTS
 ) -> list[dict[str, np.ndarray]]:
-    """Return real texts of all lengths in batches, each as long as its longest."""
+    """Return real texts of all lengths in batches, padded to the longest of each."""
     longest = min(served.longest, COMPARED)
     rows = real_rows(model.tokenizer, longest, count)
     return make_batches(served, rows, model.tokenizer.pad_id, TOGETHER, longest)
 
 
 def write_surroundings(folder: Path, model: LoadedModel, served: ServedModel) -> None:
-    """Write config.json and what sentence-transformers reads, where a family of Hugging
-    Face's has such a model; of others the tokenizer alone."""
+    """Write config.json, and the files of sentence-transformers for vectors.
+
+    If no Hugging Face family has such a model, writes only the tokenizer.
+    """
     vectors = served.sentences is not None
     if vectors:  # without the head of a task
         meta = {key: value for key, value in model.meta.items() if key != "task"}
@@ -122,7 +124,8 @@ def write_surroundings(folder: Path, model: LoadedModel, served: ServedModel) ->
     try:
         if served.cfg.hidden_size != model.cfg.hidden_size:
             raise UserError("of ELECTRA's two models the generator alone is served")
-        # Raises before it writes, also where no class has the head of the task.
+        # If it raises, it has written nothing; it also raises if no
+        # class has this task head.
         write_hf(folder, lambda: served.params, model, tensors=False, sentences=vectors)
     except UserError as e:
         cli.say(f"not written: config.json ({e})")

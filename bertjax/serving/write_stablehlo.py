@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model as programs of StableHLO that jax runs without bertjax (jax.export).
+"""Write a model as StableHLO programs that jax runs without bertjax (jax.export).
 
-A program for each batch size and length; all take the same weights, which are stored
-once. docs/serving.md has a reader of them.
+There is one program per batch size and length. All use the same weights, which are
+stored once. docs/serving.md shows how to read them.
 """
 
 import math
@@ -32,11 +32,12 @@ from bertjax.serving.served_model import BLANKS, ServedModel
 PLATFORMS = ("cpu", "cuda", "tpu")
 WEIGHTS = "model.safetensors"
 BATCH_SIZES = (1, 8)
-SHORTEST, RATIO = 32, 4  # of the lengths that nobody asked for
+SHORTEST, RATIO = 32, 4  # of the default lengths
 
 
 def default_lengths(longest: int) -> list[int]:
-    """Return the lengths of programs: 32, 128 and 512, or the model's longest.
+    """Return the default lengths of programs: 32, 128 and 512, up to
+    the model's longest.
 
     >>> default_lengths(8192), default_lengths(100), default_lengths(20)
     ([32, 128, 512], [32, 100], [20])
@@ -53,10 +54,10 @@ def write_stablehlo(
     batch_sizes: Sequence[int],
     lengths: Sequence[int],
 ) -> dict[str, Any]:
-    """Write programs, weights, tokenizer and card.json; return what the card says.
+    """Write programs, weights, tokenizer and card.json; return the card.
 
-    Texts are padded to the first length that takes them. Models of vectors give these
-    alone, masked LMs logits f32 [B, 8, V] at mlm_positions i32 [B, 8].
+    Texts are padded to the shortest sufficient length. Models of vectors return only
+    the vectors; masked LMs return logits f32 [B, 8, V] at mlm_positions i32 [B, 8].
     """
     if served.task == "sentence-similarity":
         served = served._replace(outputs=served.outputs[:1])
@@ -67,7 +68,7 @@ def write_stablehlo(
         n: np.ascontiguousarray(x) for n, (_, x) in zip(names, leaves, strict=True)
     }
     save_file(weights, folder / WEIGHTS)
-    (folder / WEIGHTS).chmod(0o644)  # safetensors lets the owner alone read it
+    (folder / WEIGHTS).chmod(0o644)  # safetensors makes it readable by its owner alone
 
     def run(weights: Mapping[str, Any], batch: Mapping[str, Any]) -> dict[str, Any]:
         found = served.run(jax.tree.unflatten(tree, [weights[n] for n in names]), batch)
@@ -112,7 +113,7 @@ def blank_batch(
     rows: Sequence[np.ndarray] = (),
     pad_id: int = 0,
 ) -> dict[str, np.ndarray]:
-    """Return a batch of a program's shape that holds these rows."""
+    """Return a batch of a program's shape with these rows."""
     shape = program["batch_size"], program["length"]
     batch = make_batch(served, [*rows], pad_id, shape)
     if served.task == "fill-mask":
@@ -126,8 +127,10 @@ def difference(
     served: ServedModel,
     programs: Sequence[Mapping[str, Any]],
 ) -> float:
-    """Return how far the files' numbers are from the model's, over all programs and the
-    texts that each takes."""
+    """Return the largest difference between the files' outputs and the model's.
+
+    It is taken over all programs and the texts that fit each.
+    """
     weights = jax.device_put(load_file(folder / WEIGHTS))
     longest = min(programs[-1]["length"], COMPARED)
     rows, largest = real_rows(model.tokenizer, longest), 0.0
