@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs for people: the page of bertjax.report, and previews of batches."""
+"""Show runs to people: the page of bertjax.report, and previews of batches."""

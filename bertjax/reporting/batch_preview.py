@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches for people: rows, the sets of a task, what a dry run of train prints."""
+"""Format batches for people: rows, the sets of a task, a dry run of train."""
 
 import html
 import sys
@@ -27,9 +27,9 @@ class RowPreview(NamedTuple):
 def preview_row(
     seen: Any, phase: Any, prepared: Any, step: int, row: int
 ) -> RowPreview:
-    """Show a row of a batch: of text its stages, of a task the parts of its row.
+    """Preview a row of a batch: the stages of a text, or the parts of a task's row.
 
-    seen: the batch of this step as `phase.inspect` returns it.
+    seen: the batch of this step, as `phase.inspect` returns it.
     """
     tokenizer = prepared.tokenizer
     heading = row_heading(seen, step, row, [*prepared.parts])
@@ -50,7 +50,7 @@ def preview_row(
 
 
 def stream_lines(seen: Any, tokenizer: Any, row: int) -> Iterator[tuple[str, str]]:
-    """Yield (name, values of the row's tokens) of each stream that was gathered."""
+    """Yield (name, values of the row's tokens) for each stream of the batch."""
     vocabs, real = streams_of(tokenizer), seen.gathered["attention_mask"][row] > 0
     usual = {*PER_TOKEN}
     for name, ids in seen.gathered.items():
@@ -61,7 +61,7 @@ def stream_lines(seen: Any, tokenizer: Any, row: int) -> Iterator[tuple[str, str
 
 
 def row_heading(seen: Any, step: int, row: int, names: Sequence[str]) -> str:
-    """Name the step, the row, the example that it is, and its pair labels."""
+    """Name the step, the row, its example, and its pair labels."""
     component = names[seen.located.component[row]]
     heading = f"step {step}, row {row}: {component} {seen.located.example[row]}"
     for name in ("nsp", "sop"):
@@ -74,13 +74,13 @@ def row_heading(seen: Any, step: int, row: int, names: Sequence[str]) -> str:
 
 
 def row_lines(row: RowPreview) -> list[str]:
-    """Return a row as lines, its names in a column."""
+    """Return a row as lines, with the names in a column."""
     width = max(9, *(len(name) for name, _ in row.lines))
     return [row.heading, *(f"  {name:{width}} {line}" for name, line in row.lines)]
 
 
 def set_summaries(config: Any, prepared: Any) -> dict[str, Any]:
-    """Return the summary of the rows of every set of a task, by the set's name."""
+    """Return {set: summary of its rows} for all sets of a task."""
     parts = {**prepared.parts, **prepared.valid}
     return {k: rows.plan(config.data.length).summary() for k, rows in parts.items()}
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page's charts: curves that compare, thinned without losing spikes, as pictures.
+"""Prepare the page's charts: group comparable curves, and thin them, keeping spikes.
 
-A chart, as page.js draws it, is {"key", "axis" (of no run's), "curves"}; a curve is
-{"run": the number of its colour, "name", "value", and the axis}. Curves of one "group"
-share a name and a colour.
+A chart for page.js is {"key", "axis" (if it is not one of runs), "curves"}; a curve is
+{"run": the number of its color, "name", "value", and the axis}. Curves of one "group"
+share a name and a color.
 """
 
 import io
@@ -19,13 +19,13 @@ from bertjax import UserError
 from bertjax.reporting.read_runs import Run, Series
 from bertjax.sweeps.score_spread import ABOUT
 
-BUCKETS = 400  # of a curve's width: about one a pixel of a small chart
+BUCKETS = 400  # of a curve's width: about one per pixel of a small chart
 SPAN = 1 / 40  # of a series: the window of its moving average
 FEWEST = 20  # points that are worth smoothing
-# What a loss on masked tokens depends on, beside text and tokenizer: masks and rows.
+# Keys that a loss on masked tokens depends on, besides text and tokenizer.
 MASKS = "masking mask_rate mask_unit mask_lengths corruption replacement length plan"
 MASKS = [f"data.{key}" for key in f"{MASKS} packed short_seq_prob".split()]
-# Of a metric's name the first part -> its section of the page, in this order.
+# The first part of a metric's name -> its section of the page, in this order.
 SECTIONS = {
     "train": "Training",
     "eval": "Evaluation",
@@ -35,24 +35,25 @@ SECTIONS = {
     "guard": "Guard",
     "hosts": "Hosts",
 }
-# Number of a colour, name, x, y.
+# Number of its color, name, x, y.
 Curve = tuple[int, str, Sequence[float], Sequence[float]]
 
 
 class Chart(NamedTuple):
-    """One metric of the runs that can be compared in it: (index of run, series)."""
+    """A metric of runs that can be compared: (index of the run, series)."""
 
     key: str
     curves: list[tuple[int, Series]]
-    constant: float | None  # the value that all of them have, if they do
-    alone: bool  # no other runs have it
-    same: list[str]  # metrics of these runs with the very same curves
+    constant: float | None  # the common value of all curves, if there is one
+    alone: bool  # no other runs have this metric
+    same: list[str]  # metrics of these runs with identical curves
 
 
 def group_curves(runs: Sequence[Run]) -> list[Chart]:
-    """Lay curves that compare over each other: one chart a metric and kind of run.
+    """Overlay comparable curves: one chart per metric and kind of run.
 
-    Without those of each host, hosts/3/...: a pod has dozens, whose worst is drawn.
+    Metrics of single hosts (hosts/3/...) are left out: a pod has dozens, and the worst
+    value is drawn.
     """
     groups: dict[str, dict[tuple, list[tuple[int, Series]]]] = {}
     for i, run in enumerate(runs):
@@ -65,12 +66,12 @@ def group_curves(runs: Sequence[Run]) -> list[Chart]:
     for key in sorted(groups, key=lambda k: order.get(k.split("/")[0], len(order))):
         for curves in groups[key].values():
             values = np.concatenate([s.values for _, s in curves])
-            # Even what never moves is a result of training and of evaluations.
+            # Constant values of training and evaluations are results too.
             is_result = key.split("/")[0] in ("train", "eval")
             moves = is_result or np.any(values != values[0])
             constant = None if moves else float(values[0])
             every.append(Chart(key, curves, constant, len(groups[key]) == 1, []))
-    # A term that is all of the loss of its runs is drawn once: the sum has its curve.
+    # If one term is the whole loss of its runs, draw only the sum.
     totals = [chart for chart in every if chart.key == "train/loss"]
     left = []
     for chart in every:
@@ -84,7 +85,7 @@ def group_curves(runs: Sequence[Run]) -> list[Chart]:
 
 
 def has_curves(chart: Chart, other: Chart) -> bool:
-    """True where the runs of another chart have the same curves in this one."""
+    """Return whether this chart has the same curves for all runs of another chart."""
     mine = dict(chart.curves)
     return all(
         i in mine
@@ -95,11 +96,11 @@ def has_curves(chart: Chart, other: Chart) -> bool:
 
 
 def kind(run: Run, key: str) -> tuple:
-    """Return what has to be equal for a metric to compare between runs.
+    """Return the values that must agree for a metric to be comparable between runs.
 
-    Losses and scores of one tokenizer, with equal masks and lengths, in evaluations
-    on one text; what is learnt from, train/loss, of one objective too: it is a sum of
-    other terms in each. Everything else always compares.
+    Losses and scores need one tokenizer and equal masks and lengths, and in evaluations
+    the same text. train/loss also needs one objective, since it sums different terms in
+    each. Everything else is always comparable.
     """
     head, *middle, _ = key.split("/") if "/" in key else (key, "")
     if head not in ("train", "eval"):
@@ -115,11 +116,11 @@ def kind(run: Run, key: str) -> tuple:
 
 
 def thin(steps: np.ndarray, values: np.ndarray, buckets: int = BUCKETS) -> np.ndarray:
-    """Return which points to draw, i64 ascending.
+    """Return the indices of the points to draw, i64 ascending.
 
-    steps ascending f64 [n], values f64 [n]. The steps' range is cut into `buckets`
-    equal parts; of each stay the first, least, greatest and last value and the first
-    that is not finite. So no extreme, no end and no gap is lost.
+    steps: f64 [n] ascending; values: f64 [n]. The range of steps is divided into
+    `buckets` equal parts. Each keeps its first, smallest, largest and last value and
+    the first that is not finite, so that no extreme, end or gap is lost.
     """
     n = len(steps)
     if n <= 4 * buckets:
@@ -130,7 +131,7 @@ def thin(steps: np.ndarray, values: np.ndarray, buckets: int = BUCKETS) -> np.nd
     ends = np.append(starts[1:], n)
     finite = np.isfinite(values)
     chosen = [starts, ends - 1]
-    # Sorted by bucket and then value, the ends of each bucket are its extremes.
+    # Sorted by bucket and then by value, the ends of each bucket are its extremes.
     for fill in (np.inf, -np.inf):
         order = np.lexsort((np.where(finite, values, fill), bucket))
         chosen.append(order[starts] if fill > 0 else order[ends - 1])
@@ -140,10 +141,10 @@ def thin(steps: np.ndarray, values: np.ndarray, buckets: int = BUCKETS) -> np.nd
 
 
 def smooth(values: np.ndarray) -> np.ndarray | None:
-    """Return the centred moving average over SPAN of a series; None of a short one.
+    """Return the centered moving average of a series over SPAN; None for a short one.
 
-    At its ends the window shrinks on both sides alike. What is not finite does not
-    count; where nothing else is in the window, neither is the average.
+    At the ends the window shrinks on both sides. Values that are not finite do not
+    count; if the window has no others, the average is not finite either.
     """
     n = len(values)
     if n < FEWEST:
@@ -160,7 +161,7 @@ def smooth(values: np.ndarray) -> np.ndarray | None:
 
 
 def points(series: Series) -> dict[str, list[float | None]]:
-    """Return what the page draws of a series: columns, None where not finite."""
+    """Return the columns of a series that the page draws, with None for non-finite."""
     drawn = thin(series.steps, series.values)
     columns = {
         "step": series.steps[drawn],
@@ -174,19 +175,19 @@ def points(series: Series) -> dict[str, list[float | None]]:
 
 
 def shorten(x: float) -> float | None:
-    """Write a number with six digits, whole ones whole; None for nan."""
+    """Round to six digits, with whole numbers as int; None for values not finite."""
     if not np.isfinite(x):
         return None
     return int(x) if x == int(x) else float(f"{x:.6g}")
 
 
 def sweep_charts(run: Run) -> list[dict[str, Any]]:
-    """Return a chart for each set and metric, as page.js draws them; [] of no sweep.
+    """Return a chart for each set and metric, for page.js; [] if the run is no sweep.
 
-    Runs of one rate have one colour; with one rate for all, each has its own. Raises
-    UserError where sweep.json is damaged.
+    Runs with the same rate share a color; if all have one rate, each has its own.
+    Raises UserError if sweep.json is damaged.
     """
-    # By metric and by (seed, rate), the (step, value) of each row.
+    # By metric and by (seed, rate): the (step, value) of each row.
     charts: dict[str, dict[tuple[int, float], list[tuple[int, float | None]]]] = {}
     try:
         rows = run.sweep.get("curve", [])
@@ -199,7 +200,7 @@ def sweep_charts(run: Run) -> list[dict[str, Any]]:
         seeds = [*dict.fromkeys(row["seed"] for row in rows)]
 
         def draw(seed: int, rate: float, curve: list[Any]) -> dict[str, Any]:
-            steps, values = np.array(curve, np.float64).T  # None: nan
+            steps, values = np.array(curve, np.float64).T  # None becomes nan
             several = len(rates) > 1
             return {
                 "run": rates.index(rate) if several else seeds.index(seed),
@@ -219,7 +220,7 @@ def sweep_charts(run: Run) -> list[dict[str, Any]]:
 
 
 def run_chart(chart: Chart, runs: Sequence[Run]) -> dict[str, Any]:
-    """Return a chart of runs as page.js draws it, by steps or by tokens."""
+    """Return a chart of runs for page.js, by steps or by tokens."""
     curves = [
         {"run": i, "name": runs[i].name, **points(series)} for i, series in chart.curves
     ]
@@ -229,11 +230,11 @@ def run_chart(chart: Chart, runs: Sequence[Run]) -> dict[str, Any]:
 def draw(
     runs: Sequence[Run], probes: Sequence[dict[str, Any]]
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield (name of a file, PNG) for each chart of the page.
+    """Yield (file name, PNG) for each chart of the page.
 
-    probes: as score_files reads them. Names are the metrics', after the kind of a
-    probe or the name of a sweep, with "-" for what a file may not be called, and a
-    number where several charts have one.
+    probes: as score_files reads them. Names are those of the metrics, after the kind of
+    a probe or the name of a sweep. Characters that file names cannot have become "-",
+    and equal names get a number.
     """
     names: Counter[str] = Counter()
     for title, chart in titled_charts(runs, probes):
@@ -246,7 +247,7 @@ def draw(
 def titled_charts(
     runs: Sequence[Run], probes: Sequence[dict[str, Any]]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (title, chart as page.js draws it): of metrics, of sweeps, of probes."""
+    """Yield (title, chart for page.js) of metrics, sweeps and probes."""
     for chart in group_curves(runs):
         if chart.constant is None:
             yield chart.key, run_chart(chart, runs)
@@ -260,11 +261,12 @@ def titled_charts(
 
 
 def curves_of(chart: dict[str, Any]) -> list[Curve]:
-    """Return the curves of a chart; of a group only one has a name."""
+    """Return the curves of a chart; only one curve of a group has a name."""
     curves, seen = [], set()
     for c in chart["curves"]:
         name = c.get("group", c["name"])
-        shown = f"_{name}" if name in seen else name  # which matplotlib does not list
+        # matplotlib does not list such names
+        shown = f"_{name}" if name in seen else name
         if "group" in c:
             seen.add(name)
         values = [math.nan if x is None else x for x in c["value"]]
@@ -273,14 +275,14 @@ def curves_of(chart: dict[str, Any]) -> list[Curve]:
 
 
 def picture(title: str, chart: dict[str, Any], legend: bool) -> bytes:
-    """Draw one chart as a PNG; with several curves it has a legend in any case."""
+    """Draw one chart as a PNG; several curves always get a legend."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 4), dpi=150, layout="constrained")
     axes = figure.subplots()
     curves = curves_of(chart)
     for i, name, x, y in curves:
-        label = name.replace("$", r"\$")  # which begins mathematics
+        label = name.replace("$", r"\$")  # otherwise it begins math text
         mark = "o" if len(x) < 30 else ""
         axes.plot(x, y, f"C{i % 10}", label=label, lw=1.2, marker=mark, ms=3)
     axes.set_title(title.replace("$", r"\$"))

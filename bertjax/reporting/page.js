@@ -35,7 +35,7 @@ function logTicks(low, high) {
   return found.length > 1 ? found : ticks(low, high, 4).filter((v) => v > 0);
 }
 
-// The points as an SVG path; a value that cannot be drawn breaks the line.
+// Convert points to an SVG path; a value that cannot be drawn breaks the line.
 function path(xs, ys, x, y) {
   let d = "", drawn = false;
   xs.forEach((at, i) => {
@@ -87,7 +87,7 @@ function draw(box) {
       const alone = usable(c.value[i]) && !usable(c.value[i - 1] ?? null) && !usable(c.value[i + 1] ?? null);
       if (alone || (xs.length < 30 && usable(c.value[i])))
         out += `<circle class="c${c.run % 10}" cx="${x(at)}" cy="${y(c.value[i])}" r="2.5" fill="currentColor"/>`;
-      if (c.value[i] === null) // a mark at the bottom: not finite there
+      if (c.value[i] === null) // a mark at the bottom: not finite here
         out += `<path class="c3" fill="currentColor" d="M${x(at) - 4} ${height - MARGIN.bottom}h8l-4 -7z"/>`;
     });
   }
@@ -123,7 +123,7 @@ function nearest(sorted, wanted) {
   return low && wanted - sorted[low - 1] < sorted[low] - wanted ? low - 1 : low;
 }
 
-// What each curve has nearest to the pointer, as text.
+// Show as text the value of each curve nearest to the pointer.
 function read(tip, curves, axis, wanted) {
   const title = document.createElement("b");
   const at = Math.round(wanted).toLocaleString("en");
@@ -139,7 +139,7 @@ function read(tip, curves, axis, wanted) {
   }
 }
 
-// One head's weights: a row looks at the columns. Maps are bytes, 255 = all of it.
+// Draw one head's weights: a row attends to the columns. Bytes; 255 is all attention.
 function drawAttention(box) {
   const view = data.views[box.dataset.view];
   if (!view) return;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page: one HTML file with its style, script and data inside, nothing fetched."""
+"""Write the page: one HTML file with style, script and data; it fetches nothing."""
 
 import datetime
 import html
@@ -19,7 +19,7 @@ MEDIANS = (
     "<p>Medians over the logged rows. Memory is the most that the fullest device had "
     "in use; on CPUs, the process.</p>"
 )
-LONG = 20  # rows of a table of scores that is shown folded
+LONG = 20  # tables of scores with more rows are folded
 
 
 def write_page(
@@ -32,13 +32,13 @@ def write_page(
 ) -> str:
     """Return the page.
 
-    notes: lines below the list of runs; blanks, views: of predictions.py; probes,
-    scores: of score_files.py.
+    notes: lines below the list of runs; blanks, views: from predictions.py; probes,
+    scores: from score_files.py.
     """
     names = [run.name for run in runs]
     items = "".join(f"<li>{text(note)}</li>" for note in notes)
     listed = f"<ul class='notes'>{items}</ul>" if items else ""
-    charts: list[dict[str, Any]] = []  # what page.js is to draw
+    charts: list[dict[str, Any]] = []  # for page.js to draw
     curves = curves_section(runs, charts)
     seeds = ""
     for run in runs:
@@ -87,11 +87,11 @@ def read(name: str) -> str:
 
 
 class Markup(str):
-    """HTML that is already whole and escaped."""
+    """Complete, escaped HTML."""
 
 
 def text(value: Any) -> str:
-    """Write a value for readers, escaped: 12,345 and 0.01235 and 1.2e-07."""
+    """Format a value for readers, escaped: 12,345 and 0.01235 and 1.2e-07."""
     if isinstance(value, Markup):
         return value
     if value is None:
@@ -106,7 +106,7 @@ def text(value: Any) -> str:
 
 
 def render(table: Table, leading: set[int] = frozenset(), marks: bool = False) -> str:
-    """Write a table that scrolls when it is wide; `marks`: rows are runs, coloured."""
+    """Format a table that scrolls if it is wide; `marks`: rows are runs, in colors."""
     right = {
         k for r in table.rows for k, x in enumerate(r) if isinstance(x, int | float)
     }
@@ -132,9 +132,9 @@ def folded(title: str, body: str) -> str:
 
 
 def curves_section(runs: Sequence[Run], charts: list[dict[str, Any]]) -> str:
-    """Place the charts; those that are not constant go to `charts`."""
+    """Place the charts; append those that are not constant to `charts`."""
     every = group_curves(runs)
-    if not every:  # as in sweeps, whose curves stand by themselves
+    if not every:  # as for sweeps, whose curves are in another section
         alone = all(run.sweep for run in runs)
         return "" if alone else "<p>No rows of metrics.jsonl yet.</p>"
     chips = "".join(
@@ -148,7 +148,7 @@ def curves_section(runs: Sequence[Run], charts: list[dict[str, Any]]) -> str:
         name = chart.key.split("/")[0]
         boxes, constants = sections.setdefault(name, ([], []))
         if chart.constant is None:
-            # Where others have the same metric, dots name its runs.
+            # If other runs have the same metric, dots name the runs of this chart.
             dots = "".join(f" {dot(i, runs[i].name)}" for i, _ in chart.curves)
             title = text(", ".join((chart.key, *chart.same)))
             boxes.append(figure(title + dots * (not chart.alone), len(charts)))
@@ -169,7 +169,7 @@ def curves_section(runs: Sequence[Run], charts: list[dict[str, Any]]) -> str:
 
 
 def figure(caption: str, index: int, below: str = "") -> str:
-    """Place a chart: its index in what page.js is to draw."""
+    """Place a chart by its index in the data of page.js."""
     return (
         f"<figure><figcaption>{caption}</figcaption>"
         f"<div class='plot' data-chart='{index}'></div>{below}</figure>"
@@ -177,7 +177,7 @@ def figure(caption: str, index: int, below: str = "") -> str:
 
 
 def dot(run: int, name: str = "") -> str:
-    """Return the mark of a run in its colour, which shows the name."""
+    """Return the mark of a run in its color; the name is a tooltip."""
     title = f" title='{html.escape(name)}'" if name else ""
     return f"<i class='dot c{run % 10}'{title}></i>"
 
@@ -204,13 +204,13 @@ def evaluations_section(runs: Sequence[Run]) -> str:
 
 
 def key_table(config: Mapping[str, Any]) -> str:
-    """Write keys of a config and their values as a table."""
+    """Format keys of a config and their values as a table."""
     rows = [[key, run_tables.written(value)] for key, value in config.items()]
     return render(Table(["key", "value"], rows))
 
 
 def probe_section(probe: dict[str, Any], charts: list[dict[str, Any]]) -> str:
-    """Show what probes of each kind found; their charts go to `charts`."""
+    """Format the results of probes of each kind; append their charts to `charts`."""
     body = f"<h3>{text(probe['file'])}</h3><p>{text(probe['about'])}</p>"
     for kind, result in probe["kinds"].items():
         body += figures([(f"{kind}: {x['key']}", x) for x in result["charts"]], charts)
@@ -221,8 +221,8 @@ def probe_section(probe: dict[str, Any], charts: list[dict[str, Any]]) -> str:
 def figures(
     titled: Sequence[tuple[str, dict[str, Any]]], charts: list[dict[str, Any]]
 ) -> str:
-    """Place charts that are no run's, each with its title and its names below; all go
-    to `charts`."""
+    """Place charts that do not belong to runs, with titles and names;
+    append them to `charts`."""
     boxes = ""
     for title, chart in titled:
         groups = {c.get("group", c["name"]): c["run"] for c in chart["curves"]}
@@ -234,7 +234,7 @@ def figures(
 
 
 def scores_section(file: str, tables: Sequence[tuple[str, Table]]) -> str:
-    """Show the tables of a file of scores; long ones are folded."""
+    """Format the tables of a file of scores; long ones are folded."""
     body = f"<h3>{text(file)}</h3>"
     for title, table in tables:
         if len(table.rows) > LONG:
@@ -246,7 +246,7 @@ def scores_section(file: str, tables: Sequence[tuple[str, Table]]) -> str:
 
 
 def guess_cell(guesses: Sequence[dict[str, Any]]) -> Markup:
-    """Write guesses for a blank, best first, each with its probability."""
+    """Format guesses for a blank, best first, with probabilities."""
     cells = (
         f"{text(g['token'])} <small>{g['probability']:.3f}</small>" for g in guesses
     )
@@ -254,7 +254,7 @@ def guess_cell(guesses: Sequence[dict[str, Any]]) -> Markup:
 
 
 def blanks_section(filled: dict[str, Any]) -> str:
-    """Show one text's guesses, a row a checkpoint: {"run", "text", "rows": [...]}."""
+    """Format a text's guesses, a row per checkpoint: {"run", "text", "rows": [...]}."""
     blanks = max((len(masks) for _, masks in filled["rows"]), default=0)
     head = ["step", *(f"blank {i + 1}" for i in range(blanks))]
     head = head if blanks > 1 else ["step", "guesses"]
@@ -264,7 +264,7 @@ def blanks_section(filled: dict[str, Any]) -> str:
 
 
 def view_section(index: int, view: dict[str, Any]) -> str:
-    """Show what a model sees in a sentence: guesses a token, and its attention."""
+    """Format a model's view of a sentence: guesses per token, and its attention."""
     rows = [
         [token["token"], token["probability"], guess_cell(token["guesses"])]
         for token in view["tokens"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predictions of runs' models: blanks over training, and one sentence's attention."""
+"""Predict with runs' models: blanks over training, and one sentence's attention."""
 
 import base64
 from collections.abc import Callable, Iterator, Sequence
@@ -13,17 +13,17 @@ from bertjax.checkpoints import manifest
 from bertjax.inference import fill_blanks as filling
 from bertjax.reporting.read_runs import Run
 
-TOP = 5  # guesses of a blank
-LONGEST = 64  # tokens of a sentence whose attention can still be read
+TOP = 5  # guesses per blank
+LONGEST = 64  # tokens of a sentence whose attention is still readable
 Log = Callable[[str], None]
 
 
 def fill_blanks(runs: Sequence[Run], texts: Sequence[str], log: Log) -> list[Any]:
     """Fill the blanks of texts by every kept checkpoint of every run.
 
-    Returns a {"run", "text", "rows": [(step, what make_filler's fill returns)]} for
-    each text and run. What is no masked LM is left out, which `log` says. Raises
-    UserError for texts that have a blank for none.
+    Returns {"run", "text", "rows": [(step, result of make_filler's fill)]} for each
+    text and run. Models that are not masked LMs are left out and reported by `log`.
+    Raises UserError for texts in which no run finds a blank.
     """
     rows: dict[tuple[str, str], list[Any]] = {}
     for run, step, opened, ids in open_checkpoints(
@@ -40,10 +40,10 @@ def fill_blanks(runs: Sequence[Run], texts: Sequence[str], log: Log) -> list[Any
 def view_sentences(
     runs: Sequence[Run], sentences: Sequence[str], log: Log
 ) -> list[dict[str, Any]]:
-    """View sentences by the newest whole checkpoint of each run (see make_viewer).
+    """View sentences by the newest intact checkpoint of each run (see make_viewer).
 
-    What is no masked LM is left out, which `log` says. Raises UserError for
-    sentences that none can show.
+    Models that are not masked LMs are left out and reported by `log`. Raises UserError
+    for sentences that no run can show.
     """
 
     def newest(path: Any) -> list[int]:
@@ -69,12 +69,11 @@ def open_checkpoints(
     encode: Callable[..., list[int]],
     log: Log,
 ) -> Iterator[tuple[Run, int, tuple[Any, ...], dict[str, list[int]]]]:
-    """Yield (run, step, (cfg, params, tokenizer, resolve.reads_before), ids of each
-    text that it can read).
+    """Yield (run, step, (cfg, params, tokenizer, resolve.reads_before), {text: ids}).
 
-    Of the checkpoints at find_steps(workdir) those that fill blanks and read a text.
-    encode(tokenizer, text, longest=N) raises UserError for a text that it cannot read;
-    the first such error is raised at the end for a text that no run could.
+    These are the checkpoints at find_steps(workdir) that fill blanks and can read a
+    text. encode(tokenizer, text, longest=N) raises UserError for a text that it cannot
+    read; if no run could read a text, the first such error is raised at the end.
     """
     errors: dict[str, UserError | None] = {}  # by text; None: a run could read it
     others = []
@@ -90,7 +89,7 @@ def open_checkpoints(
             try:
                 models.check_masked_lm(opened, run.name)
                 params, cfg = filling.masked_lm(opened.read_params("mlm"), cfg)
-            except UserError:  # nor are the other checkpoints of this run
+            except UserError:  # the run's other checkpoints are no masked LMs either
                 others.append(run.name)
                 break
             if ids is None:
@@ -108,7 +107,7 @@ def open_checkpoints(
             yield run, step, (cfg, params, tokenizer, before), ids
         if opened is None:
             log(f"{run.name}: no checkpoint that fills blanks")
-    if others:  # such as finetuned ones
+    if others:  # finetuned models, for example
         log(f"no masked LM, so no guesses: {', '.join(others)}")
     for error in filter(None, errors.values()):
         raise error
@@ -122,7 +121,7 @@ def open_step(run: Run, step: int) -> models.LoadedModel:
 
 
 def encode(tokenizer: Any, text: str, longest: int) -> list[int]:
-    """Return [CLS] text [SEP] as ids. UserError for what is empty or too long."""
+    """Return [CLS] text [SEP] as ids. Raises UserError for empty or too long texts."""
     try:
         text.encode()
     except UnicodeEncodeError as e:
@@ -142,13 +141,13 @@ def encode(tokenizer: Any, text: str, longest: int) -> list[int]:
 def make_viewer(
     cfg: Any, params: Any, tokenizer: Any, length: int, before: bool = False
 ) -> Any:
-    """Make view(ids) -> {"tokens", "attention"} for rows of at most `length` ids.
+    """Build view(ids) -> {"tokens", "attention"} for rows of at most `length` ids.
 
-    tokens: for each that is not special, masked alone, {"token", "probability" of it,
-    "right": whether it is the best guess, "guesses": the best as make_filler's}.
-    attention: {"layers", "heads", "tokens": pieces, "weights"}, the sentence unmasked:
-    base64 of u8 [layers, heads, n, n], 255 being all of a token's attention. before: as
-    of make_filler.
+    tokens: for each non-special token, masked alone, {"token", "probability" of it,
+    "right": whether it is the best guess, "guesses": the best as from make_filler}.
+    attention: for the unmasked sentence {"layers", "heads", "tokens": pieces,
+    "weights"}: base64 of u8 [layers, heads, n, n], where 255 is all of a token's
+    attention. before: as for make_filler.
     """
     import jax
     import jax.numpy as jnp
@@ -166,7 +165,7 @@ def make_viewer(
         n, pieces = len(ids), tokenizer.pieces
         row = np.full(length, tokenizer.pad_id, np.int32)
         row[:n] = ids
-        masked = np.tile(row, (length, 1))  # row i has a blank at i
+        masked = np.tile(row, (length, 1))  # row i has a blank at position i
         np.fill_diagonal(masked, tokenizer.mask_id)
         batch = {"input_ids": masked, "sizes": np.full(length, n, np.int32)}
         at = np.arange(length, dtype=np.int32)[:, None]

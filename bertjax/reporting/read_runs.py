@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the runs of workdirs: config, facts and every metric; no jax."""
+"""Read the runs of workdirs: config, facts and every metric. Does not use jax."""
 
 import contextlib
 import dataclasses
@@ -15,12 +15,12 @@ from bertjax.checkpoints import manifest, workdir_kinds
 from bertjax.checkpoints.workdir import read_json
 from bertjax.config import serialize
 
-CLOCK = ("step", "tokens")  # of a row: when, not what
+CLOCK = ("step", "tokens")  # keys of a row that are not metrics
 
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """A metric over a run: steps, tokens, values f64 [n]; nan: it was not finite."""
+    """A metric over a run: steps, tokens, values f64 [n]; nan: not finite."""
 
     steps: np.ndarray
     tokens: np.ndarray
@@ -29,10 +29,10 @@ class Series:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a workdir holds.
+    """The content of a workdir.
 
-    text: the text of each set and how it was tokenized. sweep: what sweep.json says, {}
-    of a run that was none (sweeps/score_spread.py).
+    text: identifies each set's text and how it was tokenized. sweep: the content of
+    sweep.json, {} for a single run (sweeps/score_spread.py).
     """
 
     name: str
@@ -52,7 +52,8 @@ class Run:
 
     @property
     def tokens(self) -> int | None:
-        """Real tokens up to there, of a sweep those of one run; None: nobody counted.
+        """Real tokens up to that step, for a sweep those of one run;
+        None if not counted.
 
         Runs of a sweep that ended early saw fewer.
         """
@@ -63,7 +64,7 @@ class Run:
 
 
 def read_runs(paths: Sequence[str], log: Callable[[str], None]) -> list[Run]:
-    """Read workdirs, in the order given. Raises UserError for what is none."""
+    """Read workdirs, in the given order. Raises UserError for other paths."""
     folders = [manifest.as_path(p) for p in paths]
     for i, path in enumerate(folders):
         if path in folders[:i]:
@@ -73,7 +74,7 @@ def read_runs(paths: Sequence[str], log: Callable[[str], None]) -> list[Run]:
 
 
 def distinct_names(paths: Sequence[str]) -> list[str]:
-    """Name each path by its last parts: as few as tell them apart.
+    """Name each path by as few of its last parts as distinguish them.
 
     >>> distinct_names(["/a/x/run", "/a/y/run"]), distinct_names(["/a/x", "/a/y"])
     (['x/run', 'y/run'], ['x', 'y'])
@@ -88,7 +89,7 @@ def distinct_names(paths: Sequence[str]) -> list[str]:
 
 
 def read_run(path: Any, name: str, log: Callable[[str], None]) -> Run:
-    """Read one workdir. Raises UserError naming the file and line that is broken."""
+    """Read one workdir. Raises UserError that names the damaged file and line."""
     if not path.is_dir():
         what = "a file, no workdir" if path.exists() else "no such directory"
         raise UserError(f"{path}: {what}")
@@ -116,7 +117,7 @@ def read_run(path: Any, name: str, log: Callable[[str], None]) -> Run:
 
 
 def read_config(file: Any) -> dict[str, Any]:
-    """Read a run's config, flat. Raises UserError for that of something else."""
+    """Read a run's config, flat. Raises UserError if it is not one."""
     try:
         text = file.read_text()
         if not {"model", "data", "optim"} <= set(json.loads(text)):
@@ -128,11 +129,11 @@ def read_config(file: Any) -> dict[str, Any]:
 
 
 def read_metrics(file: Any, log: Callable[[str], None]) -> dict[str, Series]:
-    """Read metrics.jsonl by name, in the order of the steps.
+    """Read metrics.jsonl as {name: series}, in the order of the steps.
 
-    A run that has just begun has none. The half line at the end that a live run is
-    about to finish is left out, which `log` says. Raises UserError for any other line
-    that is broken.
+    A run that has just begun has no such file. A partial last line, which a live
+    run is still writing, is left out and reported by `log`. Raises UserError for
+    any other damaged line.
     """
     if not file.exists():
         return {}
@@ -165,7 +166,7 @@ def read_metrics(file: Any, log: Callable[[str], None]) -> dict[str, Series]:
     for key, rows in columns.items():
         table = np.array(rows, np.float64)
         steps, tokens, values = table[np.argsort(table[:, 0], kind="stable")].T
-        # Rows without tokens lie at their step's place between the others.
+        # Rows without tokens get the value interpolated at their step.
         known = ~np.isnan(tokens)
         between = np.interp(steps, steps[known], tokens[known]) if known.any() else 0.0
         tokens = np.where(known, tokens, between)
@@ -174,9 +175,9 @@ def read_metrics(file: Any, log: Callable[[str], None]) -> dict[str, Series]:
 
 
 def number_of(row: dict[str, Any], key: str, where: str) -> float:
-    """Return a value of a row; nan for null and what is not finite.
+    """Return a value of a row; nan for null and for values that are not finite.
 
-    Raises UserError for what is no number, and for a step that is missing.
+    Raises UserError for values that are not numbers, and for a missing step.
     """
     value = row.get(key)
     if value is None and key not in CLOCK:

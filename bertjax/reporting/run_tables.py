@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of runs: what differs, speed, evaluations."""
+"""Build tables of runs: differences, speed, evaluations."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -14,14 +14,14 @@ from bertjax.reporting.read_runs import Run
 
 
 class Table(NamedTuple):
-    """Rows of texts and numbers below the heads of their columns."""
+    """Rows of texts and numbers with the heads of their columns."""
 
     head: list[str]
     rows: list[list[Any]]
 
 
 def overview(runs: Sequence[Run]) -> Table:
-    """Say what each run is and how far it came."""
+    """List what each run is and how far it came."""
     sources = [run.config["init_from"].rstrip("/").split("/")[-1] for run in runs]
     rows = []
     for run, source in zip(runs, sources, strict=True):
@@ -45,7 +45,7 @@ def overview(runs: Sequence[Run]) -> Table:
 
 
 def sized(parameters: Any) -> str | None:
-    """Name a size that no family has: "22.6M", "591k"; None where nobody counted."""
+    """Name a size that no family has: "22.6M", "591k"; None if unknown."""
     if not isinstance(parameters, int):
         return None
     whole = parameters < 1e6
@@ -55,7 +55,7 @@ def sized(parameters: Any) -> str | None:
 def started(run: Run) -> str:
     """Return when a run began, and how often it was started.
 
-    A sweep notes when it ended, and how long it took unless it was resumed.
+    A sweep records when it ended and, unless it was resumed, how long it took.
     """
     starts = run.facts.get("starts")
     if not isinstance(starts, list) or not starts or not isinstance(starts[0], dict):
@@ -73,15 +73,17 @@ def started(run: Run) -> str:
     return f"{first - timedelta(seconds=seconds):%Y-%m-%d %H:%M}"
 
 
-# Of a vocabulary that a run trains: nothing where data.vocab gives one.
+# Keys of a trained vocabulary, without effect if data.vocab names one.
 TRAINED = ("data.tokenizer", "data.vocab_size", "data.vocab_alpha")
-FIRST = "optim.lr", "data.length", "batch_size", "total", "seed"  # what is looked for
+# the most interesting keys come first
+FIRST = "optim.lr", "data.length", "batch_size", "total", "seed"
 
 
 def differing(runs: Sequence[Run]) -> tuple[Table, Table]:
-    """Compare configs: (what matters, what is only where and how runs ran).
+    """Compare configs; return (differences that matter, differences that do not).
 
-    As serialize.NOT_COMPARED parts them for resuming, but that other text matters.
+    They are separated as by serialize.NOT_COMPARED for resuming, except that
+    another text matters.
     """
     configs = [
         {k: v for k, v in run.config.items() if k not in TRAINED}
@@ -99,7 +101,7 @@ def differing(runs: Sequence[Run]) -> tuple[Table, Table]:
     for key in sorted(serialize.differing(configs), key=place):
         values = [config.get(key) for config in whole]
         cells = [*map(written, values)]
-        if len({*cells}) < len({*map(str, values)}):  # too short to tell them apart
+        if len({*cells}) < len({*map(str, values)}):  # rounding hides the difference
             cells = ["–" if x in (None, "") else str(x) for x in values]
         free = serialize.NOT_COMPARED.fullmatch(key) and not _is_other_text(key, runs)
         rows[bool(free)].append([key, *cells])
@@ -108,7 +110,7 @@ def differing(runs: Sequence[Run]) -> tuple[Table, Table]:
 
 
 def _is_other_text(key: str, runs: Sequence[Run]) -> bool:
-    """True for data.train and data.valid where what runs read differs, not its path."""
+    """Return whether a difference in data.train or data.valid is one of content."""
     if key not in ("data.train", "data.valid"):
         return False
 
@@ -123,7 +125,7 @@ def _is_other_text(key: str, runs: Sequence[Run]) -> bool:
 
 
 def written(value: Any) -> str:
-    """Write a value of a config for readers; an empty one as a dash.
+    """Format a value of a config for readers; an empty one is a dash.
 
     >>> [written(value) for value in (10 / 9, 2e-05, 100000.0, (0.9, 1 / 3), "")]
     ['1.111', '2e-05', '100000', '(0.9, 0.3333)', '–']
@@ -143,8 +145,11 @@ SPEED += ("data/wait_seconds", "data/fill", "perf/memory_gib")
 
 
 def speed(runs: Sequence[Run]) -> Table:
-    """Give medians over logged rows, the share of time spent waiting for data, and the
-    most memory."""
+    """List medians over logged rows, the share of time spent waiting
+    for data, and memory.
+
+    Memory is the maximum.
+    """
     rows = []
     for run in runs:
         logged = {key: run.series[key].values for key in SPEED if key in run.series}
@@ -167,8 +172,8 @@ def share(x: float | None) -> str | None:
 def evaluations(runs: Sequence[Run]) -> tuple[Table, set[int]]:
     """List the last and the best value of every eval/<name>/<metric>.
 
-    A threshold is none: it is what scores are best at, and no value of it is better.
-    Also returns the rows whose best is the best of the runs that compare with it.
+    Thresholds are left out: no value of a threshold is better than another. Also
+    returns the indices of rows whose best value is the best among comparable runs.
     """
     rows: list[list[Any]] = []
     leading = set()
@@ -199,7 +204,7 @@ def evaluations(runs: Sequence[Run]) -> tuple[Table, set[int]]:
 
 
 def sweeps(runs: Sequence[Run]) -> Table:
-    """List how the scores of sweeps scatter over seeds, by learning rate."""
+    """List the spread of sweeps' scores over seeds, by learning rate."""
     keys = ["valid", "lr", "metric", "n", "median", "std", "min", "max"]
     rows = [
         [run.name, *(row.get(key) for key in keys)]

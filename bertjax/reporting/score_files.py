@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `bertjax.evaluate --json` and `bertjax.probe --out` wrote: tables and charts."""
+"""Read the output of `bertjax.evaluate --json` and `bertjax.probe --out`."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -11,18 +11,19 @@ from bertjax.reporting.run_tables import Table
 from bertjax.scoring.lines import total
 from bertjax.storage.paths import expand
 
-LINE = {"text", "score", "tokens", "words", "unknown"}  # keys of --what=pll's objects
-NO_JSON = ValueError, RecursionError  # too many digits and brackets too
+# keys of the objects of --what=pll
+LINE = {"text", "score", "tokens", "words", "unknown"}
+NO_JSON = ValueError, RecursionError  # RecursionError for too many brackets
 Titled = tuple[str, Table]
-# Of each chart of probes: a key of the layers' rows -> what its curve is called.
+# For each chart of probes: a key of the layers' rows -> the name of its curve.
 SCORES = {"score": "encoder", "random": "random encoder", "control": "random labels"}
 BITS = {"bits": "encoder", "random_bits": "random encoder"}
 
 
 def read_objects(name: str, flag: str) -> list[tuple[int, dict[str, Any]]]:
-    """Read (line, object) of a file: one in the whole of it, or one a line.
+    """Read the (line, object) pairs of a file: one object as a whole, or one per line.
 
-    Raises UserError naming flag, file and line.
+    Raises UserError that names flag, file and line.
     """
     try:
         text = expand(name, flag).read_text(encoding="utf-8")
@@ -41,7 +42,7 @@ def read_objects(name: str, flag: str) -> list[tuple[int, dict[str, Any]]]:
                 if line.strip():
                     objects.append((number, json.loads(line)))
             except NO_JSON as e:
-                # Where no line is whole, an object lies on several.
+                # If no line is complete, one object spans several lines.
                 at, fault = number, e
                 if not objects:
                     at, fault = getattr(whole, "lineno", 1), whole
@@ -58,10 +59,10 @@ def read_objects(name: str, flag: str) -> list[tuple[int, dict[str, Any]]]:
 
 
 def read_scores(name: str) -> list[Titled]:
-    """Read a file's tables, titled by the model where the file names it.
+    """Read a file's tables, titled by the model if the file names it.
 
-    A file has an object, or one a line: lines that were scored, which are added up by
-    model and scorer, or several evaluations. Raises UserError where it is none.
+    A file has one object, or one per line: several evaluations, or scored lines, which
+    are added up by model and scorer. Raises UserError for other content.
     """
     objects = read_objects(name, "--scores")
     is_lines = all(one.keys() >= LINE for _, one in objects)
@@ -92,16 +93,17 @@ def read_scores(name: str) -> list[Titled]:
 
 
 def refusal(name: str, number: int, why: str) -> UserError:
-    """Make the error of a line that has no scores."""
+    """Build the error for a line without scores."""
     what = "nothing that bertjax.evaluate --json printed"
     return UserError(f"--scores={name}, line {number}: {what}: {why}")
 
 
 def lay_out(values: Mapping[str, Any], title: str = "") -> Iterator[Titled]:
-    """Yield (title, table): of an object's plain values, then of each of its parts.
+    """Yield (title, table) for an object's plain values, then for each of its parts.
 
-    Parts that have plain values stand beside each other: more of them than values, each
-    is a row, else a column. Raises TypeError for what scores are not made of.
+    Parts with plain values share a table: if there are more parts than
+    values, each part is a row, otherwise a column. Raises TypeError for other
+    types than scores have.
 
     >>> [(title, *t) for title, t in lay_out({"f1": 0.5, "types": {"A": {"f1": 0.5}}})]
     [('', ['score', 'value'], [['f1', 0.5]]), ('types', ['', 'A'], [['f1', 0.5]])]
@@ -134,7 +136,7 @@ def lay_out(values: Mapping[str, Any], title: str = "") -> Iterator[Titled]:
 
 
 def read_probe(name: str) -> dict[str, Any]:
-    """Read what `bertjax.probe --out` wrote. Raises UserError naming what is none.
+    """Read the output of `bertjax.probe --out`. Raises UserError for other files.
 
     Returns {"file", "about", "kinds": {kind: {"charts", "table", "mix"}}}.
     """
@@ -165,7 +167,7 @@ def read_probe(name: str) -> dict[str, Any]:
 
 
 def probe_charts(probe: dict[str, Any], result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return two charts by layer, as page.js draws them: scores, and code lengths."""
+    """Return two charts by layer for page.js: scores, and code lengths."""
     rows = result["layers"]
     layers = [int(row["layer"]) for row in rows]
 
@@ -179,7 +181,8 @@ def probe_charts(probe: dict[str, Any], result: dict[str, Any]) -> list[dict[str
         return {"key": key, "axis": "layer", "curves": curves}
 
     mix = {"mix of the layers 0 to l": [float(x) for x in result["mix"]["cumulative"]]}
-    majority = float(probe["majority"])  # 0: one class alone tells the metric nothing
+    # 0: the metric is meaningless for a single class
+    majority = float(probe["majority"])
     common = {"largest class": [majority] * len(rows)} if majority else {}
     uniform = {"each class as likely": [float(probe["uniform_bits"])] * len(rows)}
     return [
@@ -189,7 +192,7 @@ def probe_charts(probe: dict[str, Any], result: dict[str, Any]) -> list[dict[str
 
 
 def probe_table(probe: dict[str, Any], rows: list[dict[str, Any]]) -> Table:
-    """Lay the layers' rows out under the heads that `bertjax.probe` prints."""
+    """Arrange the layers' rows under the heads that `bertjax.probe` prints."""
     columns = {k: head for k, (head, _) in COLUMNS.items() if k in rows[0]}
     heads = [head.format(metric=probe["metric"]) for head in columns.values()]
     return Table(heads, [[row[k] for k in columns] for row in rows])
