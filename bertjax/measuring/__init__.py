@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What bertjax.benchmark measures, and how."""
+"""Measure what bertjax.benchmark and bertjax.preflight report."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a config needs and takes on a slice, by its compiled programs. All estimates."""
+"""Estimate a config's memory and time on a slice from its compiled programs."""
 
 import importlib.util
 import math
@@ -27,14 +27,15 @@ from bertjax.parallel.chips import Chip
 from bertjax.tasks.tables import Say
 
 GIB = 2**30
-SEARCH_STEPS = 8  # batches that the search for the largest one compiles, at most
-MOST_TOKENS = 2**17  # a device at once, beyond which nobody looks for more rows
-NEAR = 0.03  # it ends this near to a full memory or to a batch that does not fit
-# Matrix products of a splash attention kernel: scores, then context; backward the
-# scores again, and the gradients of weights, q, k and v. Where the gradient of q has a
-# kernel of its own, both make scores and the weights' gradient.
+SEARCH_STEPS = 8  # the most batches that the search for the largest one compiles
+MOST_TOKENS = 2**17  # per device; beyond this the search for more rows ends
+# the search also ends this close to full memory or to a batch that does not fit
+NEAR = 0.03
+# Matrix products of a splash attention kernel. Forward: scores, then context; backward:
+# scores again, and the gradients of weights, q, k and v. If the gradient of q has its
+# own kernel, both backward kernels compute scores and the gradient of weights.
 PRODUCTS = {"fwd": 2, "dkv": 5, "dkv beside dq": 4, "dq": 3}
-# Of each phase so many batches are read, and of each at most so many rows.
+# So many batches of each phase are read, with at most so many rows each.
 SAMPLE_BATCHES, SAMPLE_ROWS = 4, 256
 
 
@@ -45,10 +46,11 @@ def estimate_config(
     quick: bool = False,
     search: bool = True,
 ) -> dict[str, Any]:
-    """Return what `preflight --json` prints: the phase that needs most memory, and all.
+    """Return what `preflight --json` prints: the phase with the
+    largest memory, and all.
 
-    quick, search: see estimate.
-    Raises UserError when the config and the topology do not go together.
+    quick, search: see estimate. Raises UserError if config and
+    topology do not go together.
     """
     if config.data.train:
         prepared_text.check_inputs(config)
@@ -87,10 +89,11 @@ def run_estimate(
     phases: Sequence[Mapping[str, Any]],
     text: Sequence[Mapping[str, Any]] | None,
 ) -> dict[str, Any]:
-    """Return how many updates `total` comes to, and their hours by the estimated step.
+    """Return the number of updates in `total`, and their hours at the
+    estimated step time.
 
-    Each is None where it is not known: of a run with several phases, of epochs without
-    text, of a budget of time, of a step without an estimate.
+    Each is None if it is unknown: for a run with several phases, for epochs without
+    text, for a time budget, and for a step without an estimate.
     """
     out: dict[str, Any] = {"total_steps": None, "estimated_run_hours": None}
     unit, number = durations.unit_of(config, "total")
@@ -110,9 +113,10 @@ def run_estimate(
 def sample_text(
     config: ConfigDict, say: Say
 ) -> tuple[int, list[dict[str, Any]] | None]:
-    """Return the vocabulary's size, and for each phase how full rows of data.train are.
+    """Return the vocabulary's size, and how full the rows of
+    data.train are in each phase.
 
-    Without data.train the size is the config's own, and None takes the phases' place.
+    Without data.train the size is the config's own, and the list is None.
     """
     if not config.data.train:
         return expected_vocab_size(config), None
@@ -145,7 +149,7 @@ def sample_text(
 
 
 def describe_tensorflow(config: ConfigDict) -> str:
-    """Say whether TensorFlow, which stays unimported, might take the accelerator."""
+    """Tell whether TensorFlow might take the accelerator, without importing it."""
     if importlib.util.find_spec("tensorflow") is None:
         return "not installed"
     engine = "" if config.data.engine == "tf" else ", and data.engine does not load it"
@@ -165,11 +169,12 @@ def describe_tensorflow(config: ConfigDict) -> str:
 def estimate(
     target: Target, shape: Shape, say: Say, quick: bool = False, search: bool = True
 ) -> dict[str, Any]:
-    """Compile both steps of a shape and return what they need and take.
+    """Compile both steps of a shape and return the memory and time that they need.
 
-    The keys are those of `preflight --json`; estimated_* and eval_* are None where the
-    update does not fit. quick: memory, and times only where they are known; search:
-    for the largest batch, else largest_batch_per_device and accumulate_to_fit are None.
+    The keys are those of `preflight --json`; estimated_* and eval_* are None if the
+    update does not fit. quick: memory, and times only if they are known; search:
+    find the largest batch; without it largest_batch_per_device and
+    accumulate_to_fit are None.
     """
     chip, rows = target.chip, target.rows(shape)
     what = f"{shape.batch_size} x {shape.length} on {target.topology}, {rows} a device"
@@ -188,7 +193,7 @@ def estimate(
             evaluation = target.evaluation(shape.objective)
             eval_fits = evaluation["fits"]
             if evaluation["needed"] is not None:
-                # Beside it the optimizer's state; room is left for the program's code.
+                # Add the optimizer's state, and reserve memory for the program's code.
                 used = evaluation["needed"] + parts["optimizer"]
                 eval_fits = eval_fits and used + PROGRAM_BYTES <= chip.hbm_bytes
                 eval_gib = used / GIB
@@ -219,10 +224,11 @@ def estimate(
 
 
 def memory_parts(target: Target, facts: Mapping[str, Any]) -> dict[str, float]:
-    """Part the memory of a device, GiB: state by the shardings, the rest as compiled.
+    """Split the memory of a device in GiB: state by its shardings,
+    the rest as compiled.
 
-    `batch` holds what tiling adds to the inputs too. Without a whole compilation what
-    is not state is one part, and the program's code is not in it.
+    `batch` includes padding of the inputs by tiling. Without a full compilation
+    everything but the state is one part, without the program's code.
     """
     parts = target.state_parts()
     state = sum(parts.values())
@@ -238,10 +244,10 @@ def memory_parts(target: Target, facts: Mapping[str, Any]) -> dict[str, float]:
 def time_estimate(
     target: Target, shape: Shape, facts: Mapping[str, Any], chip: Chip
 ) -> dict[str, Any]:
-    """Estimate a step: cycles over the clock, and kernels by the formula.
+    """Estimate the time of a step: cycles over the clock, and kernels by a formula.
 
-    The time of collectives is not in it: they are counted, and run beside the rest as
-    far as the compiler can arrange it.
+    The time of collectives is not included: they are counted, and overlap with the rest
+    as far as the compiler can arrange it.
     """
     unknown = "step_ms", "kernel_ms", "tokens_per_second_per_chip", "mfu"
     out: dict[str, Any] = {f"estimated_{key}": None for key in unknown}
@@ -252,11 +258,11 @@ def time_estimate(
     share = share_of_keys(target.cfgs[shape.objective], shape.length)
     of_kernels = kernel_seconds(facts["kernels"], chip, share)
     seconds = facts["cycles"] / (1e9 * chip.ghz) + of_kernels
-    tokens = target.tokens(shape) / target.mesh.devices.size  # a device
+    tokens = target.tokens(shape) / target.mesh.devices.size  # per device
     if count_flops := target.objectives[shape.objective].flops:
         flops = tokens * count_flops(target.specs(shape))
         out["estimated_mfu"] = flops / chip.flops / seconds
-    # The first one goes through the updates of a call: a round of it is a step.
+    # The first loop runs the updates of a call, so one iteration is a step.
     calls = target.config.steps_per_call > 1
     return out | {
         "estimated_step_ms": 1e3 * seconds,
@@ -270,9 +276,9 @@ def time_estimate(
 def kernel_seconds(kernels: Sequence[Kernel], chip: Chip, share: float = 1.0) -> float:
     """Estimate the time of a step's kernels on a device.
 
-    What a kernel says of itself counts; splash attention does not, and is counted by
-    its shapes: `share` is the part of the keys that a query looks at, in the mean over
-    the layers. Of any other kernel only the bytes are known.
+    A kernel's own cost estimate is used if it has one. Splash attention has none, and
+    is counted by its shapes: `share` is the fraction of keys that a query attends to,
+    averaged over the layers. For other kernels only the bytes are known.
     """
     own_dq = any("splash" in k.name and "_dq" in k.name for k in kernels)
     total = 0.0
@@ -285,9 +291,10 @@ def kernel_seconds(kernels: Sequence[Kernel], chip: Chip, share: float = 1.0) ->
 
 
 def _splash_flops(kernel: Kernel, share: float, own_dq: bool) -> float:
-    """Count 2 operations an element of each product of attention [..., H, L, K].
+    """Count 2 operations per element of each matrix product of
+    attention [..., H, L, K].
 
-    With all keys a forward pass is 4 L^2 K H a row, a backward pass 10 L^2 K H.
+    With all keys a forward pass is 4 L^2 K H per row, and a backward pass 10 L^2 K H.
     """
     which = next((p for p in ("fwd", "dkv", "dq") if f"_{p}" in kernel.name), "fwd")
     if which == "dkv" and own_dq:
@@ -297,7 +304,7 @@ def _splash_flops(kernel: Kernel, share: float, own_dq: bool) -> float:
 
 
 def share_of_keys(cfg: EncoderConfig, length: int) -> float:
-    """Return the part of all keys that a query looks at, in the mean over layers."""
+    """Return the fraction of keys that a query attends to, averaged over the layers."""
     seen = keys_seen(cfg, length)
     return sum(seen) / len(seen) / length
 
@@ -305,18 +312,18 @@ def share_of_keys(cfg: EncoderConfig, length: int) -> float:
 def search_largest(
     target: Target, shape: Shape, facts: Mapping[str, Any], say: Say
 ) -> int:
-    """Find the most rows of this shape that fit a device at once, by early reports.
+    """Find the most rows of this shape that fit on a device at once, by early reports.
 
-    facts: of the shape itself. Room is left for the program's code, which is not in the
-    reports: PROGRAM_BYTES, or what the shape's own takes if that is more.
-    Memory is nearly a straight line in the rows, so each guess lies on the line through
-    the batches around it. More rows may fit too, by the compiler's computing things
-    twice. 0: not even a row fits. Where MOST_TOKENS fit the search ends.
+    facts: of the shape itself. Memory is reserved for the program's code, which the
+    reports omit: PROGRAM_BYTES, or the size of the shape's own code if that is larger.
+    Memory is almost linear in the rows, so each guess is on the line through the
+    batches around it. More rows may fit if the compiler recomputes values. Returns 0 if
+    not even one row fits. The search ends when MOST_TOKENS fit.
     """
     most = max(target.rows(shape), MOST_TOKENS // shape.length)
     program = max(PROGRAM_BYTES, facts.get("program", 0))
     available = target.chip.hbm_bytes - program
-    # 0 rows stand for the state alone; None: the compiler did not say how much.
+    # 0 rows stand for the state alone; None: the compiler did not report the amount.
     fitting: dict[int, int] = {0: sum(target.state_parts().values())}
     refused: dict[int, int | None] = {}
 
@@ -334,7 +341,7 @@ def search_largest(
         rows = guess(fitting, refused, available)
         rows = rows if refused else min(rows, most)
         rows -= rows % target.objectives[shape.objective].group
-        if rows in fitting or rows in refused:  # no whole group is between the two
+        if rows in fitting or rows in refused:  # no whole group lies between the two
             break
         say(f"the memory of {counted(rows, 'row')} a device, to find the largest batch")
         batch_size = rows * target.parts * target.config.accumulate
@@ -346,11 +353,12 @@ def search_largest(
 def guess(
     fitting: Mapping[int, int], refused: Mapping[int, int | None], available: int
 ) -> int:
-    """Guess the most rows that fit, from bytes by rows of what does and does not."""
+    """Guess the most rows that fit, from the bytes of numbers of rows tried so far."""
     n1, m1 = max(fitting.items())
     if not refused:
-        # As if there were nothing but the state and what grows with the rows: not far
-        # enough rather than too far, and a little further each time.
+        # Assume only the state and memory that grows with the rows. This guesses
+        # too few rows rather than too many; each guess is at least a little
+        # larger than the last.
         rows = n1 * (available - fitting[0]) / max(m1 - fitting[0], 1)
         return round_down(max(min(rows, 64 * n1), (1 + NEAR) * n1 + grain(n1)))
     n2, m2 = min(refused.items())
@@ -360,22 +368,23 @@ def guess(
 
 
 def grain(rows: int) -> int:
-    """Return the step between numbers of rows that are worth a look."""
+    """Return the distance between numbers of rows that are worth trying."""
     return 8 if rows >= 16 else 1
 
 
 def round_down(rows: float) -> int:
-    """Round down to a whole number of grains."""
+    """Round down to a multiple of the grain."""
     return int(rows) - int(rows) % grain(int(rows))
 
 
 def accumulate_to_fit(target: Target, shape: Shape, largest: int) -> int | None:
-    """Return the fewest micro-batches with which a batch may fit; None: no number.
+    """Return the fewest micro-batches with which a batch may fit; None if none do.
 
-    Not compiled: where there is one micro-batch now, several add the sums of gradients.
+    This is not compiled, and if there is one micro-batch now, several would also need
+    memory for the sums of gradients.
     """
     objective = target.objectives[shape.objective]
-    if objective.whole_batch is not None:  # whose rows are not to be parted
+    if objective.whole_batch is not None:  # its rows must not be split
         return None
     rows, group = shape.batch_size // target.parts, objective.group
     parts = (a for a in range(1, rows + 1) if rows % (a * group) == 0)

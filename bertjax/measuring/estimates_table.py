@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of all shipped configs on several slices (docs/tpu_estimates.md)."""
+"""Write the table of all shipped configs on several slices (docs/tpu_estimates.md)."""
 
 import math
 import textwrap
@@ -17,7 +17,7 @@ from bertjax.measuring.memory_analysis import PROGRAM_BYTES
 from bertjax.storage import atomic
 from bertjax.tasks.tables import Say
 
-# Config -> a slice on which it fits; tests/test_preflight.py compiles them.
+# Config -> a slice on which it fits, as tests/test_preflight.py checks.
 FITS = {
     "quickstart.py": "v5e:1x1",
     "modern.py:small": "v5e:1x1",
@@ -60,7 +60,7 @@ FITS = {
     "finetune/splade.py": "v5e:2x4",
     "finetune/tag.py": "v5e:2x4",
 }
-# What a table of the user's would say.
+# Keys that users have to set, such as columns of their tables.
 FLAGS = {
     "causalm.py:base": (
         "--config.data.concept=words:good,bad",
@@ -82,12 +82,13 @@ SLICES = ("v5e:2x4", "v4:2x2x1", "v5p:2x2x1", "v6e:2x4", "tpu7x:2x2x1")
 
 
 def write(path: str, slices: str | None, quick: bool, say: Say) -> None:
-    """Write the table as a page; slices: with commas, else SLICES, FITS, MULTISLICE.
+    """Write the table as a page; slices: comma-separated, by default
+    SLICES, FITS, MULTISLICE.
 
-    Times, which take minutes each, are of the slices in FITS; quick: where known. These
-    slices come first, and the page is written after each row. What was compiled before
-    is looked up, so the command can be broken off and run again. Raises UserError for a
-    page that cannot be written, and for unknown slices.
+    Times, which take minutes each, are for the slices in FITS; quick: only known times.
+    These slices come first, and the page is written after each row. Earlier
+    compilations are looked up, so an interrupted command can be run again. Raises
+    UserError for a page that cannot be written, and for unknown slices.
     """
     page = atomic.check_out(path, "--table")
     given = tuple(slices.split(",")) if slices else SLICES
@@ -104,7 +105,7 @@ def write(path: str, slices: str | None, quick: bool, say: Say) -> None:
         del todo[name, topology]
         try:
             results = estimate_row(shipped(name), topology, timed, say)
-        except UserError as e:  # a batch that the slice does not divide
+        except UserError as e:  # the slice does not divide the batch
             say(f"{name} on {topology}: {e}")
             continue
         rows[name] += [{**results, "config": name, **p} for p in results["phases"]]
@@ -121,7 +122,7 @@ def write(path: str, slices: str | None, quick: bool, say: Say) -> None:
 def estimate_row(
     config: ConfigDict, topology: str, timed: bool, say: Say
 ) -> dict[str, Any]:
-    """Estimate a config, in as many micro-batches as it takes to fit."""
+    """Estimate a config, with as many micro-batches as it needs to fit."""
     while True:
         results = estimate_config(config, topology, say, quick=True, search=False)
         rows = results["rows_per_device"]
@@ -146,7 +147,7 @@ def make_page(
 ) -> str:
     """Return the page that a command with these flags writes.
 
-    missing: configs and slices that are yet to be compiled.
+    missing: configs and slices that are not compiled yet.
     """
     versions = ", ".join(f"{k} {v}" for k, v in rows[0]["versions"].items())
     known = [r["hbm_parts_gib"]["program"] for r in rows if r["estimated_step_ms"]]
@@ -182,7 +183,7 @@ def make_page(
 
 
 def make_cells(row: dict[str, Any]) -> dict[str, str]:
-    """Write a row's values below their heads; unknown ones are blank."""
+    """Format a row's values by column; unknown ones are blank."""
 
     def number(key: str, form: str) -> str:
         return "" if row[key] is None else format(row[key], form)

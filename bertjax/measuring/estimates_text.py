@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Estimates of a config on a slice as lines for people."""
+"""Format estimates of a config on a slice for people."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ CODE = f", and {PROGRAM_BYTES / 2**30:g} kept free for the program's code"
 
 
 def describe(results: dict[str, Any]) -> list[str]:
-    """Write what estimate_config returns; the last line says whether it fits."""
+    """Format the result of estimate_config; the last line tells whether it fits."""
     versions = ", ".join(f"{k} {v}" for k, v in results["versions"].items())
     axes = " ".join(f"{k}={v}" for k, v in results["mesh"].items())
     lines = [
@@ -56,7 +56,7 @@ def describe(results: dict[str, Any]) -> list[str]:
 
 
 def phase_values(phase: dict[str, Any]) -> list[tuple[str, str]]:
-    """List names and values of a phase."""
+    """List the names and values for a phase."""
     need, parts = phase["hbm_gib"], phase["hbm_parts_gib"]
     used = "more than there is" if need is None else f"{need:.2f} GiB"
     used += f" of {phase['hbm_gib_available']:.2f} GiB"
@@ -92,7 +92,7 @@ def phase_values(phase: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def verdict(results: dict[str, Any]) -> str:
-    """Say in one line whether it fits, and if not what would."""
+    """Report in one line whether the config fits, and otherwise what might."""
     batch = f"{counted(results['batch_size'], 'row')} of {results['length']} tokens"
     batch += f" on {results['topology']}"
     if results["fits"]:

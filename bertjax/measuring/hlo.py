@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read a compiled program (HLO text): cycles, collectives and kernels of one run.
 
-What is inside a loop counts as often as the loop runs; of a conditional the branch that
-takes longest counts.
+Instructions in a loop count as often as the loop runs; of a conditional only the
+slowest branch counts.
 """
 
 import math
@@ -28,7 +28,7 @@ _ELEMENT = re.compile(r"%([\w.\-]+)#(\d+)")
 
 
 class Instruction(NamedTuple):
-    """`name = shape op(operands...)...`; text is all that follows the op."""
+    """`name = shape op(operands...)...`; text is everything after the op."""
 
     name: str
     shape: str
@@ -42,7 +42,7 @@ class Instruction(NamedTuple):
         return match[1] if match else None
 
     def callee(self, attribute: str) -> str:
-        """Return the computation that an attribute names: "" for none."""
+        """Return the name of the computation in an attribute, "" if there is none."""
         return self.find(rf"\b{attribute}=%?([\w.\-]+)") or ""
 
     @property
@@ -55,7 +55,7 @@ Computation = dict[str, Instruction]  # by name, in the order of the text
 
 
 class Program(NamedTuple):
-    """The computations of a module by name, and which of them it begins with."""
+    """The computations of a module by name, and the name of the entry computation."""
 
     computations: dict[str, Computation]
     entry: str
@@ -66,10 +66,10 @@ class Program(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """A custom kernel: how often it runs, and once what it was said to cost.
+    """A custom kernel: how often it runs, and the stated cost of one run.
 
-    flops and moved (bytes) are None where the program does not say; shapes are those of
-    its operands, `touched` the bytes of operands and results.
+    flops and moved (bytes) are None if the program does not state them; shapes: of its
+    operands; touched: bytes of operands and results.
     """
 
     name: str
@@ -83,8 +83,8 @@ class Kernel(NamedTuple):
 def read(text: str) -> Program:
     """Split the text of a module into computations and instructions.
 
-    Text that the compiler writes on its way names a tuple's elements `%name#2`: these
-    become instructions like those that the text of a compiled program has for them.
+    Intermediate text of the compiler refers to elements of tuples as `%name#2`. These
+    become instructions as in the text of a compiled program.
     """
     program = Program({}, "")
     for entry, name, body in _COMPUTATION.findall(text):
@@ -106,11 +106,11 @@ def read(text: str) -> Program:
 
 
 def trip_count(program: Program, loop: Instruction, inside: str) -> int | None:
-    """Return how often a while loop runs; None where the text does not say.
+    """Return how often a while loop runs, or None if the text does not tell.
 
-    Newer compilers leave out known_trip_count. Then the condition compares an element
-    of the loop's tuple with a constant, the body adds a constant to that element, and
-    the computation `inside` which the loop stands has its first value.
+    Newer compilers omit known_trip_count. Then the condition compares an element of the
+    loop's tuple with a constant, the body adds a constant to that element, and the
+    computation `inside`, which contains the loop, has its first value.
     """
     if known := loop.find(r'"known_trip_count":\{"n":"(\d+)"'):
         return int(known)
@@ -138,7 +138,7 @@ def _root(computation: Computation) -> Instruction | None:
 def _element(
     around: Computation, whole: Instruction | None, index: str
 ) -> Instruction | None:
-    """Return the instruction that makes a tuple's element, behind copies of it."""
+    """Return the instruction that computes a tuple's element, without copies of it."""
     if whole is None or whole.op != "tuple":
         return None
     one = around.get(whole.operands[int(index)])
@@ -148,7 +148,7 @@ def _element(
 
 
 def _constant(one: Instruction | None) -> int | None:
-    """Return the value of a constant that is one whole number."""
+    """Return the value of a constant whole number."""
     if one is None or one.op != "constant":
         return None
     match = re.match(r"(\d+)\)", one.text)
@@ -158,9 +158,9 @@ def _constant(one: Instruction | None) -> int | None:
 def walk(
     program: Program, name: str | None = None, times: int = 1
 ) -> Iterator[tuple[Instruction, int, str]]:
-    """Yield (instruction, how often it runs, its computation) of all that runs.
+    """Yield (instruction, how often it runs, its computation) for everything that runs.
 
-    Instructions inside a fusion are not among them.
+    Instructions inside fusions are not included.
     """
     name = program.entry if name is None else name
     for one in program.computations.get(name, {}).values():
@@ -188,7 +188,7 @@ def cycles(program: Program, name: str | None = None) -> int:
 
 
 def unknown_loops(program: Program) -> list[str]:
-    """Name the loops that were counted once because nothing says how often they run."""
+    """Name the loops that were counted once because their trip count is unknown."""
     return [
         one.name
         for one, _, name in walk(program)
@@ -197,14 +197,14 @@ def unknown_loops(program: Program) -> list[str]:
 
 
 def collectives(program: Program) -> dict[str, dict[str, int]]:
-    """Count collectives a run and the bytes of their arrays on one device, by kind.
+    """Count collectives per run, and the bytes of their arrays on one device, by kind.
 
-    The bytes are those of the larger side: what is gathered, what is scattered. One
-    that is fused into several operations, which carry it on, counts once.
+    The bytes are those of the larger side: the result of a gather, the input of a
+    scatter. A collective that is fused into several operations counts once.
     """
     count: Counter[str] = Counter()
     moved: Counter[str] = Counter()
-    fusions: dict[str, str] = {}  # channel -> the fusion that counts
+    fusions: dict[str, str] = {}  # channel -> the fusion that is counted
 
     def add(one: Instruction, times: int, inside: str) -> None:
         kind = one.op.removesuffix("-start")
@@ -214,7 +214,7 @@ def collectives(program: Program) -> dict[str, dict[str, int]]:
             count[kind] += times
             given, result = _operand_bytes(program, one, inside), nbytes(one.shape)
             if one.op.endswith("-start") and result > given:
-                result -= given  # the pair of operands and results
+                result -= given  # the shape is the pair of operands and results
             moved[kind] += times * max(given, result)
         elif one.op in ("fusion", "async-start"):
             called = one.callee("calls")
@@ -234,7 +234,7 @@ def _operand_bytes(program: Program, one: Instruction, inside: str) -> int:
 
 
 def kernels(program: Program) -> list[Kernel]:
-    """Find the custom (Pallas) kernels, whose cycles the compiler does not estimate."""
+    """Find the custom (Pallas) kernels, for which the compiler estimates no cycles."""
     out = []
     for one, times, inside in walk(program):
         if one.op != "custom-call" or '"tpu_custom_call"' not in one.text:
@@ -257,7 +257,7 @@ def kernels(program: Program) -> list[Kernel]:
 
 
 def parts(text: str) -> list[str]:
-    """Split what follows an opening parenthesis into its elements, up to its end.
+    """Split the text after an opening parenthesis into elements, up to the closing one.
 
     >>> parts("f32[2]{0:T(8,128)}, (s32[], /*index=1*/u32[])), more")
     ['f32[2]{0:T(8,128)}', '(s32[], /*index=1*/u32[])']
@@ -275,7 +275,7 @@ def parts(text: str) -> list[str]:
 
 
 def nbytes(shape: str) -> int:
-    """Return the bytes of an array or a tuple of them, without padding.
+    """Return the bytes of an array or a tuple of arrays, without padding.
 
     >>> nbytes("(bf16[2,8]{1,0:T(8,128)(2,1)}, f32[])"), nbytes("s4[3]")
     (36, 2)
@@ -296,7 +296,7 @@ def _arrays(shape: str) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def summary(text: str) -> dict[str, Any]:
-    """Return what is known of a program as plain values."""
+    """Return the known facts about a program as plain values."""
     program = read(text)
     return {
         "cycles": cycles(program),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be timed: the step, the input, the loop, a filled blank, packing, a plan."""
+"""Time the step, the input, the loop, filling a blank, packing, or planning."""
 
 import itertools
 import tempfile
@@ -41,7 +41,7 @@ NEVER = 1_000_000_000  # steps
 
 
 def measure_step(config: ConfigDict) -> Measured:
-    """Time the jitted update on one batch that lies on the devices."""
+    """Time the jitted update on one batch that is on the devices already."""
     import jax
 
     phases, config = config.phases, with_row_sizes(one_phase(config))
@@ -60,7 +60,7 @@ def measure_step(config: ConfigDict) -> Measured:
 def make_objective(
     config: ConfigDict, vocab_size: int, backend: str = "cpu"
 ) -> tuple[Any, Any]:
-    """Make objective and encoder's config for a backend, which is not used."""
+    """Build the objective and the encoder's config for a backend, without using it."""
     from bertjax.assembly.open_teacher import make_measured_objective
 
     cfg = resolve.encoder_config(config, vocab_size, backend)
@@ -72,8 +72,8 @@ def compile_step(
 ) -> tuple[Callable[[int], float], dict[str, Any]]:
     """Compile the update for these batches [B, ...] and run it once.
 
-    Returns run(n), which goes through the batches one after the other and returns the
-    mean seconds of a step, and the facts that are known of it.
+    Returns run(n), which cycles through the batches and returns the mean seconds per
+    step, and the facts known about it.
     """
     import jax
 
@@ -117,7 +117,7 @@ def compile_step(
     run(1)
     tokens = batches[0]["input_ids"].size
     facts = {
-        "tokens": tokens,  # of all choices of a row
+        "tokens": tokens,  # over all choices of a row
         "compile_seconds": compile_seconds,
         "parameters": sum(x.size for x in jax.tree.leaves(update.params)),
         "dtype": cfg.dtype,
@@ -133,19 +133,19 @@ def compile_step(
 
 
 def device_facts(mesh: Any, compiled: Any) -> dict[str, Any]:
-    """Return the devices and the memory of a compiled program on one of them, MB."""
+    """Return the devices, and the memory of a compiled program on one of them in MB."""
     kind = mesh.devices.flat[0].device_kind
     facts = {"devices": mesh.devices.size, "device_kind": kind}
     if memory := compiled.memory_analysis():
         facts["temporary_mb"] = memory.temp_size_in_bytes / 1e6
         facts["arguments_mb"] = memory.argument_size_in_bytes / 1e6
-    if stats := mesh.local_devices[0].memory_stats():  # a CPU has none
+    if stats := mesh.local_devices[0].memory_stats():  # None on a CPU
         facts["device_peak_mb"] = stats["peak_bytes_in_use"] / 1e6
     return facts
 
 
 def flops_facts(config: ConfigDict, objective: Any) -> dict[str, float]:
-    """Return {"flops_per_token": ...}; {}, and say why, where nobody knows them."""
+    """Return {"flops_per_token": ...}, or {} with a message if they are unknown."""
     from bertjax.assembly import train_step
 
     if objective.flops:
@@ -157,10 +157,7 @@ def flops_facts(config: ConfigDict, objective: Any) -> dict[str, float]:
 
 
 def measure_packing(config: ConfigDict) -> Measured:
-    """Time updates on real rows, padded and packed one after the other.
-
-    Tokens are real ones.
-    """
+    """Time updates on real rows, padded and packed in turn; tokens are real ones."""
     if not config.data.train:
         raise UserError("--what=packing needs text: data.train is empty")
     runs, fills = [], []
@@ -180,8 +177,8 @@ def measure_packing(config: ConfigDict) -> Measured:
 def measure_plan(config: ConfigDict, sequences: int) -> Measured:
     """Time planning a corpus of made-up lengths, mapped from files, into a cache.
 
-    Sentences have 25 tokens on average, documents 60 with the plan "document" and
-    1,500 otherwise; there are so many that about `sequences` rows or documents result.
+    Sentences have 25 tokens on average; documents have 60 with the plan "document" and
+    1,500 otherwise. Their number yields about `sequences` rows or documents.
     """
     folder = tempfile.TemporaryDirectory()
     store = synthetic_store(Path(folder.name), config, sequences)
@@ -220,9 +217,9 @@ def measure_input(config: ConfigDict) -> Measured:
 
 
 def measure_loop(config: ConfigDict) -> Measured:
-    """Run bertjax.train with `Pacer`, which answers for it, as the last writer.
+    """Run bertjax.train with `Pacer` as the last writer, which answers the requests.
 
-    Every step is logged, none evaluated or saved. Does not return.
+    Every step is logged, none is evaluated or saved. Does not return.
     """
     from bertjax import train
 
@@ -269,7 +266,7 @@ def measure_fill_mask(config: ConfigDict) -> Measured:
 
 
 def input_batches(config: ConfigDict) -> Any:
-    """Make the batch function of the config's text, or of a made-up one."""
+    """Build the batch function for the config's text, or for a made-up one."""
     if config.data.train:
         prepared_text.check_inputs(config)
         tokenizer, parts, *_ = prepared_text.prepare(config, cli.say)
@@ -282,7 +279,7 @@ def input_batches(config: ConfigDict) -> Any:
 
 
 def _facts(config: ConfigDict, vocab_size: int) -> dict[str, Any]:
-    """Return what is known of a config without compiling anything."""
+    """Return the facts about a config that need no compilation."""
     objective, _ = make_objective(config, config.model.vocab_size or vocab_size)
     return {
         "tokens": config.batch_size * config.data.length,

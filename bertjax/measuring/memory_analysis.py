@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program needs of memory and sends: compiled whole, or as far as it takes.
+"""Compile a program to learn its memory and collectives, completely or only in part.
 
-The TPU compiler knows a program's memory seconds after it began, and then writes
-machine code for minutes; no option leaves that out. So it compiles in a process of its
-own, which is ended once the compiler's report is on the disk. What the machine code
-itself takes of the memory is not in the report.
+The TPU compiler knows a program's memory after seconds, and then writes machine
+code for minutes; no option skips that. So it runs in a process of its own, which is
+ended once the compiler's report is on disk. The report does not include the memory
+of the machine code.
 """
 
 import json
@@ -30,8 +30,8 @@ RESULT = "facts.json"
 REPORT = "*.after_optimizations-memory-usage-report.txt"
 TEXT = "*.after_optimizations.txt"  # written after the report
 POLL_SECONDS = 0.1
-# Bytes that are left for the code of a program that was not compiled to the end: of
-# the shipped configs' programs the largest has 0.46 GiB (electra.py:base).
+# Bytes to reserve for the code of a program that was not fully compiled. The largest
+# code of a shipped config is 0.46 GiB (electra.py:base).
 PROGRAM_BYTES = 2**29
 
 CompileStep = Callable[[dict[str, Any]], dict[str, Any]]
@@ -42,8 +42,9 @@ def compile_lowered(
 ) -> dict[str, Any]:
     """Compile with the compiler's `options` and return plain values.
 
-    fits; if so the bytes of memory_analysis() and hlo.summary(); if not, `needed`
-    bytes (None where the compiler does not say); compile_seconds.
+    They are fits; if it fits, the bytes of memory_analysis() and hlo.summary();
+    otherwise `needed` bytes (None if the compiler does not report them);
+    compile_seconds.
     """
     begun = time.perf_counter()
     try:
@@ -66,7 +67,7 @@ def compile_lowered(
 
 
 def early_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what compile_early does, out of the result of compiling to the end."""
+    """Return the result of compile_early, derived from a full compilation."""
     needed = memory_bytes(facts)
     if needed is not None:
         needed -= facts.get("program", 0)
@@ -75,7 +76,7 @@ def early_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def memory_bytes(facts: Mapping[str, Any]) -> int | None:
-    """Return the bytes of a device that a program takes, its inputs included."""
+    """Return the bytes of a device that a program needs, its inputs included."""
     if "needed" in facts:
         return facts["needed"]
     names = ("arguments", "temporaries", "outputs", "program")
@@ -83,7 +84,7 @@ def memory_bytes(facts: Mapping[str, Any]) -> int | None:
 
 
 def needed_bytes(message: str) -> int | None:
-    """Read out of the compiler's refusal how much memory the program needs.
+    """Parse the needed memory from the compiler's error message.
 
     >>> needed_bytes("required for HLO temporaries (2.50G) exceeds available HBM (1G)")
     2684354560
@@ -100,17 +101,18 @@ def needed_bytes(message: str) -> int | None:
 def compile_early(compile_step: CompileStep) -> dict[str, Any]:
     """Compile in another process until the compiler has reported the memory.
 
-    compile_step(options) compiles with these options and returns what compile_lowered
-    does; it is pickled. Returns fits, the bytes `needed` on a device (inputs,
-    temporaries), collectives (see hlo; none where the compiler refuses). Raises
-    RunError where it fails for another reason than memory.
+    compile_step(options) compiles with these options and returns the result of
+    compile_lowered; it is pickled. Returns fits, the bytes `needed` on a device
+    (inputs, temporaries) and collectives (see hlo; none if the program does not fit).
+    Raises RunError if compilation fails for another reason than memory.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         process = multiprocessing.get_context("spawn").Process(
             target=_compile_into, args=(compile_step, os.getpid(), name), daemon=True
         )
-        # Signals do not reach it, whatever handlers the compiler has: it is ended here.
+        # Block signals in it, whatever handlers the compiler
+        # installs: it is ended here.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         process.start()
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -118,7 +120,7 @@ def compile_early(compile_step: CompileStep) -> dict[str, Any]:
             facts = None
             while process.is_alive() and (facts := read_early(folder)) is None:
                 time.sleep(POLL_SECONDS)
-            if facts is None:  # refused, or the report has an unknown form
+            if facts is None:  # it did not fit, or the report has an unknown format
                 facts = json.loads((folder / RESULT).read_text())
             return facts
         except FileNotFoundError as e:
@@ -129,7 +131,7 @@ def compile_early(compile_step: CompileStep) -> dict[str, Any]:
 
 
 def read_early(folder: Path) -> dict[str, Any] | None:
-    """Read the compiler's reports in a folder; None while they are not whole."""
+    """Read the compiler's reports in a folder; None while they are incomplete."""
     report = "".join(file.read_text() for file in folder.glob(REPORT))
     needed = re.search(r"\(color=0\)\s+Total bytes: (\d+)", report)
     text = "".join(file.read_text() for file in folder.glob(TEXT))
@@ -141,7 +143,7 @@ def read_early(folder: Path) -> dict[str, Any] | None:
 
 
 def _compile_into(compile_step: CompileStep, parent: int, folder: str) -> None:
-    """Compile in a process of its own; the compiler reports into the folder."""
+    """Compile in this separate process, with the compiler's reports in the folder."""
 
     def end_with_parent() -> None:
         while os.getppid() == parent:
@@ -149,7 +151,7 @@ def _compile_into(compile_step: CompileStep, parent: int, folder: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 
-    # Nobody waits for the result once the command has ended, however it did.
+    # When the command has ended, for whatever reason, nobody needs the result.
     threading.Thread(target=end_with_parent, daemon=True).start()
     options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
     facts = early_facts(compile_step(options))

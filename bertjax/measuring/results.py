@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From seconds to the figures that are printed."""
+"""Convert measured seconds into the printed figures."""
 
 import contextlib
 import math
@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-ROUND_SECONDS = 4.0  # a round is as many steps as fill this
+ROUND_SECONDS = 4.0  # a round has enough steps to fill this time
 Seconds = dict[str, float]
 
 
 class Measured(NamedTuple):
-    """Something that can be timed again and again.
+    """Something that can be timed repeatedly.
 
-    facts: what is known before; `tokens` is the slots of one step. run(n) does n
-    steps and returns the mean seconds of one, by what was timed ("step", ...).
+    facts: known beforehand; `tokens` is the number of slots of one step. run(n) runs n
+    steps and returns the mean seconds per step, by what was timed ("step", ...).
     """
 
     facts: dict[str, Any]
@@ -27,13 +27,13 @@ class Measured(NamedTuple):
 
 
 def peak_rss_mb() -> float:
-    """Return the most memory this process had, MB."""
+    """Return the peak memory of this process in MB."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
 
 def mean_seconds(step: Callable[[int], Any], steps: int) -> float:
-    """Call step(0), step(1), ... and return the mean seconds of a call."""
+    """Call step(0), step(1), ... and return the mean seconds per call."""
     begun = time.perf_counter()
     for i in range(steps):
         step(i)
@@ -41,7 +41,7 @@ def mean_seconds(step: Callable[[int], Any], steps: int) -> float:
 
 
 def steps_a_round(seconds: Seconds) -> int:
-    """Return how many steps fill a round."""
+    """Return the number of steps that fill a round."""
     return max(1, math.ceil(ROUND_SECONDS / sum(seconds.values())))
 
 
@@ -77,7 +77,7 @@ def summarise(
     if "masking" in medians:
         results["masking_tokens_per_second"] = tokens / medians["masking"]
     if "padded" in medians:
-        # Real tokens a second, packed over padded.
+        # Real tokens per second, packed over padded.
         gain = facts["fill"] / facts["fill_padded"]
         ratios = [gain * t["padded"] / t["step"] for t in times]
         results |= spread(ratios)
@@ -87,20 +87,20 @@ def summarise(
 
 
 def spread(ratios: list[float]) -> dict[str, float]:
-    """Return the median of ratios by round, and the least and the greatest."""
+    """Return the median, minimum and maximum of ratios by round."""
     ends = {"ratio_min": min(ratios), "ratio_max": max(ratios)}
     return {"ratio": statistics.median(ratios), **ends}
 
 
 def memory_mb() -> float:
-    """Return the memory of this process now, pages of mapped files included, MB."""
+    """Return the current memory of this process, including mapped pages, in MB."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize() / 1e6
 
 
 @contextlib.contextmanager
 def watch_memory() -> Iterator[Callable[[], float]]:
-    """Look at the memory every few milliseconds; gives a function of the most, MB."""
+    """Sample the memory every few milliseconds; yield a function of its maximum, MB."""
     most, over = memory_mb(), threading.Event()
 
     def watch() -> None:

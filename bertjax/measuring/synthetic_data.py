@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inputs made up for measuring: rows, a text, its tokenizer."""
+"""Make up inputs for measurements: rows, a text, its tokenizer."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -21,12 +21,15 @@ from bertjax.data.phases import Wanted
 from bertjax.data.sequences.make_plan import limit_segments, make_plan
 from bertjax.tasks.task_type import find_task_type, with_options
 
-SEQUENCES = 4  # of a packed row, if it may hold so many
+SEQUENCES = 4  # sequences per packed row, if it may have so many
 
 
 class Shape(NamedTuple):
-    """A batch: B rows of L tokens; mask_rates: those that it has room for; objective:
-    of its phases, "" the config's."""
+    """A batch of B rows of L tokens.
+
+    mask_rates: those that its slots must have room for; objective: that of its phases,
+    "" for the config's.
+    """
 
     batch_size: int
     length: int
@@ -35,7 +38,7 @@ class Shape(NamedTuple):
 
 
 def one_phase(config: ConfigDict) -> ConfigDict:
-    """Return a config of one phase: the one with the longest rows, most of them."""
+    """Return a config of one phase: the longest rows, and of these the most."""
     if not config.phases:
         return config
     phases = resolve.wanted_phases(config)
@@ -43,7 +46,7 @@ def one_phase(config: ConfigDict) -> ConfigDict:
 
 
 def of_phase(config: ConfigDict, phase: Wanted) -> ConfigDict:
-    """Return a config of one of its phases alone."""
+    """Return a config with only one of its phases."""
     one = config.copy_and_resolve_references()
     one.phases, one.objective = "", phase.objective or config.objective
     one.batch_size, one.data.length = phase.batch_size, phase.length
@@ -54,13 +57,13 @@ def of_phase(config: ConfigDict, phase: Wanted) -> ConfigDict:
 def with_row_sizes(
     config: ConfigDict, text: Sequence[Mapping[str, Any]] | None = None
 ) -> ConfigDict:
-    """Return the config whose objective knows what sizes its rows have: of multiple
-    choice the number of choices, of targets their longest, of regions how many.
+    """Return the config with the sizes of its rows in the objective's options.
 
-    Other configs are returned as they are, and 0 is an unknown number of choices.
+    They are the number of choices of multiple choice (0: unknown), the longest target,
+    and the number of regions. Other configs are returned unchanged.
 
-    text: what preflight found in data.train, whose rows have room for so many; else
-    they are the columns that task.choices names.
+    text: what preflight found in data.train, whose rows have room for so many choices;
+    without it, the columns that task.choices names.
     """
     task_type = find_task_type(config.objective)
     own = task_type and (task_type.generates or task_type.masks)
@@ -71,7 +74,7 @@ def with_row_sizes(
         config = config.copy_and_resolve_references()
         config.objective = with_options(config.objective, **options)
         return config
-    columns = config.task.choices.count(",") + 1  # a single one holds lists
+    columns = config.task.choices.count(",") + 1  # a single column has lists
     known = text[0]["sequences_per_row"] if text else columns if columns > 1 else 0
     config = config.copy_and_resolve_references()
     config.objective = with_options(config.objective, choices=known)
@@ -79,19 +82,19 @@ def with_row_sizes(
 
 
 def expected_vocab_size(config: ConfigDict) -> int:
-    """Return the size of the vocabulary where no text says it."""
+    """Return the size of the vocabulary if no text tells it."""
     return config.model.vocab_size or config.data.vocab_size + config.data.extra_ids
 
 
 def make_features(
     config: ConfigDict, needs: frozenset[str], shape: Shape, vocab_size: int
 ) -> Features:
-    """Make the host half that an objective needs, of a made-up vocabulary."""
+    """Build the host half that an objective needs, with a made-up vocabulary."""
     tokenizer = synthetic_tokenizer(vocab_size, config.data.extra_ids)
     tables = make_tables(tokenizer, np.ones(vocab_size))
     config = config.copy_and_resolve_references()
     if config.data.masking == "macbert":
-        # A table of similar words would be of a vocabulary that is not made up.
+        # A table of similar words would need a real vocabulary.
         config.data.masking = "bert"
     rates = shape.mask_rates
     return resolve.make_features(
@@ -100,7 +103,7 @@ def make_features(
 
 
 def batch_specs(config: ConfigDict, objective: Any, shape: Shape) -> dict[str, Spec]:
-    """Return every array of a batch, labels of tasks' rows included."""
+    """Return the specs of all arrays of a batch, including labels of tasks' rows."""
     data, needed = config.data, split_needs(objective.needs)
     features = make_features(
         config, objective.needs, shape, expected_vocab_size(config)
@@ -119,10 +122,10 @@ def make_batches(
     shape: Shape,
     vocab_size: int,
 ) -> Batches:
-    """Make the pipeline's own batches of this shape, of a made-up text of full rows.
+    """Build the pipeline's own batches of this shape from a made-up text of full rows.
 
-    needs: see Objective. Packed rows hold SEQUENCES of one length, as far as the plan
-    and data.max_segments let them.
+    needs: see Objective. Packed rows have SEQUENCES sequences of one length, as far as
+    the plan and data.max_segments allow.
     """
     data = config.data
     features = make_features(config, needs, shape, vocab_size)
@@ -131,8 +134,8 @@ def make_batches(
     most = int(np.flatnonzero(slots * sequences <= features.raw).max())
     document = max(most - 3, 2)
     if not data.packed:
-        document *= 8  # a document ends where a row does, or far behind
-    # Sentences of a token, so that rows end nowhere but at their last slot; turns as
+        document *= 8  # documents end with a row, or far beyond it
+    # Sentences have one token, so that rows end only at their last slot. Turns are as
     # long as answers may be.
     sentence = max(features.limits[0] - 2, 1) if features.limits else 1
     document = max(document // sentence, 2) * sentence
@@ -168,9 +171,9 @@ def make_batches(
 def synthetic_batch(
     config: ConfigDict, objective: Any, shape: Shape, vocab_size: int
 ) -> dict[str, np.ndarray]:
-    """Make a batch of full rows: what the pipeline makes, and the objective's labels.
+    """Build a batch of full rows by the pipeline, with the objective's labels.
 
-    Labels are 0 and their weights 1. Where the objective has several sequences a row
+    Labels are 0 and their weights 1. If the objective has several sequences per row,
     they are all the same.
     """
     batch = make_batches(config, objective.needs, shape, vocab_size).batch(0)
@@ -189,11 +192,11 @@ def synthetic_text(
     document: int = 480,
     extra_ids: int = 0,
 ) -> tuple[Any, Any]:
-    """Make a tokenizer's tables and a store of so many tokens: the two objects.
+    """Make up the tables of a tokenizer, and a store of `tokens` tokens.
 
-    sentence, document: the tokens of each. extra_ids: how many ids are sentinels.
+    sentence, document: the tokens of each. extra_ids: the number of sentinel ids.
     """
-    # Of [5, V), the k-th as often as 1/k: like words of a text.
+    # Ids in [5, V), the k-th with frequency 1/k, as words in a text.
     draws = np.random.default_rng(0).random(tokens)
     ids = (4 + (vocab_size - extra_ids - 4) ** draws).astype(np.int32)
     sentences = np.arange(0, ids.size + 1, sentence)
@@ -208,8 +211,10 @@ def synthetic_text(
 
 
 def synthetic_tokenizer(vocab_size: int, extra_ids: int = 0) -> Any:
-    """Make what batches read of a tokenizer; the five special ids come first, and
-    sentinels last."""
+    """Make up the parts of a tokenizer that batches read.
+
+    The five special ids come first, and sentinels last.
+    """
     text = vocab_size - extra_ids
     sentinels = np.arange(text, vocab_size)
     return SimpleNamespace(
@@ -229,12 +234,12 @@ def synthetic_tokenizer(vocab_size: int, extra_ids: int = 0) -> Any:
 
 
 def synthetic_store(folder: Path, config: ConfigDict, sequences: int) -> Any:
-    """Make a store of nothing but offsets, in files; its tokens take no room.
+    """Make up a store of offsets in files; its tokens need no disk space.
 
     Lengths are geometric. Returns an object with the arrays of a Store.
     """
     is_document = config.data.plan == "document"
-    mean = 60 if is_document else 1500  # tokens of a document
+    mean = 60 if is_document else 1500  # tokens per document
     number = sequences if is_document else sequences * (config.data.length - 2) // 1300
     draws = np.random.default_rng(0)
     tokens = sentences = 0
@@ -251,7 +256,7 @@ def synthetic_store(folder: Path, config: ConfigDict, sequences: int) -> Any:
             document_file.write((sentences + np.cumsum(sizes)).data)
             tokens, sentences = tokens + int(lengths.sum()), sentences + len(lengths)
     (folder / "tokens").touch()
-    os.truncate(folder / "tokens", 2 * tokens)  # a hole: nothing is stored
+    os.truncate(folder / "tokens", 2 * tokens)  # a sparse file: nothing is stored
     files = {"tokens": "<u2", "sentences": "<i8", "documents": "<i8"}
     return SimpleNamespace(
         counts=np.zeros(1, np.int64),

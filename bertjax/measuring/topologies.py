@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TPU slices that are not there: what the TPU compiler compiles for."""
+"""Describe TPU slices that are not present, for the TPU compiler."""
 
 import importlib.util
 import os
@@ -8,7 +8,7 @@ from typing import Any
 
 from bertjax import RunError, UserError
 
-# Shapes that are offered, and that the compiler knows, up to 256 chips.
+# Shapes that are offered and known to the compiler, up to 256 chips.
 FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 DEEP = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8")
 SHAPES = {"v4": DEEP, "v5e": FLAT, "v5p": DEEP, "v6e": FLAT, "tpu7x": DEEP}
@@ -17,8 +17,8 @@ OPTIONS: dict[str, dict[str, Any]] = {"v4": {"chip_config_name": "megacore"}}
 EXAMPLES = "v4:2x2x1, v5e:2x4, v5p:2x2x2, v6e:8x8, tpu7x:2x2x1, two slices: 2xv5e:4x4"
 DEFAULT = "v5e:2x4"
 
-# Compile with no TPU: nothing is asked of a metadata server, several processes may do
-# it at once, and the compiler keeps its chatter to itself.
+# Settings to compile without a TPU: no queries to a metadata server, several processes
+# at once, and no log output of the compiler.
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "TPU_SKIP_MDS_QUERY": "1",
@@ -28,15 +28,15 @@ ENVIRONMENT = {
     "TPU_MIN_LOG_LEVEL": "3",
     "TPU_STDERR_LOG_LEVEL": "3",
     "TF_CPP_MIN_LOG_LEVEL": "3",
-    # Without lines of source a program's text, by which it is kept, is what it does.
+    # Without source lines, a program's text, which is the cache key, is what it does.
     "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0",
 }
 
 
 def prepare() -> None:
-    """Set up the TPU compiler; to be called before jax is imported.
+    """Set up the TPU compiler; call this before jax is imported.
 
-    Raises UserError where there is none.
+    Raises UserError if it is not installed.
     """
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(
@@ -47,7 +47,7 @@ def prepare() -> None:
 
 
 def parse(name: str) -> tuple[int, str, dict[str, Any]]:
-    """Read "2xv5e:4x4": number of slices, one slice, other options of the compiler.
+    """Parse "2xv5e:4x4": the number of slices, one slice, more options of the compiler.
 
     Raises UserError with examples.
     """
@@ -67,9 +67,9 @@ def parse(name: str) -> tuple[int, str, dict[str, Any]]:
 
 
 def find_devices(name: str) -> list[Any]:
-    """Return the devices of a topology, which programs can be compiled for.
+    """Return the devices of a topology, for which programs can be compiled.
 
-    Raises UserError for a shape that the compiler refuses, RunError where it fails.
+    Raises UserError for a shape that the compiler refuses, RunError if it fails.
     """
     slices, topology, options = parse(name)
     from jax.experimental import topologies
@@ -80,7 +80,7 @@ def find_devices(name: str) -> list[Any]:
         description = topologies.get_topology_desc(
             platform="tpu", topology_name=topology, **options
         )
-    except Exception as e:  # of several types, as deep as libtpu
+    except Exception as e:  # of several types, raised deep in libtpu
         generation, shape = topology.split(":")
         if shape in SHAPES[generation]:
             why = " ".join(str(e).split())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast texts are written from left to right, by random parameters."""
+"""Measure how fast texts are generated from left to right, with random parameters."""
 
 import dataclasses
 from typing import Any
@@ -14,15 +14,16 @@ from bertjax.measuring.results import Measured, Seconds, mean_seconds
 from bertjax.measuring.synthetic_data import expected_vocab_size
 from bertjax.models.flops import encoder_flops, head_flops
 
-CAUSAL = frozenset({"clm"})  # what a row of such an objective needs
-FORWARD = 1 / 3  # of the operations of forward and backward
+CAUSAL = frozenset({"clm"})  # the needs of a causal objective
+FORWARD = 1 / 3  # of the operations of forward and backward passes
 
 
 def measure_generate(config: ConfigDict) -> Measured:
-    """Time writing greedily behind batch_size prompts of half of data.length the other
-    half: texts have no end. Of an encoder-decoder the prompts are the encoder's.
+    """Time greedy continuation of batch_size prompts to twice their length.
 
-    Tokens are new ones. Raises UserError for a model that does not write so.
+    Prompts have half of data.length, and texts never end early. The prompts of an
+    encoder-decoder go to the encoder. Tokens are new ones. Raises UserError for a model
+    that does not generate from left to right.
     """
     import jax
 
@@ -65,7 +66,7 @@ def measure_generate(config: ConfigDict) -> Measured:
 
 
 def make_prompts(cfg: Any, rows: int, length: int) -> dict[str, np.ndarray]:
-    """Make prompts [rows, length] of ids that are drawn; a decoder begins with 0."""
+    """Draw prompts [rows, length] of random ids; a decoder begins with 0."""
     ids = np.random.default_rng(0).integers(5, cfg.vocab_size, (rows, length), "i4")
     batch = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
     if cfg.num_decoder_layers:
@@ -76,8 +77,11 @@ def make_prompts(cfg: Any, rows: int, length: int) -> dict[str, np.ndarray]:
 
 
 def flops_of_new(objective: Any, cfg: Any, new: int) -> float:
-    """Count floating point operations for a new token: those of its prompt's forward
-    pass, as long as the text, and its own."""
+    """Count floating point operations per new token.
+
+    They are those of its own forward pass and of its prompt's, which is
+    as long as the text.
+    """
     if cfg.num_decoder_layers:
         names = "input_ids", "decoder_input_ids"
         return FORWARD * objective.flops(dict.fromkeys(names, Spec((new,))))
