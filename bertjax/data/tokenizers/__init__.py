@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From text to ids: tokenizers and vocabularies."""
+"""Tokenizers and vocabularies: from text to ids."""

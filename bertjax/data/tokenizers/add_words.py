@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Add words to a vocabulary; the ids of its old pieces stay.
 
-How each kind takes a whole word for one piece:
-- WordPiece takes the longest piece that a word begins with (so a new word also begins
-  longer ones: "kernel" in "kernel ##s");
-- byte BPE takes a word that is in its vocabulary, whatever its merges are
+Each kind has its own way to make a whole word one piece:
+- WordPiece uses the longest piece that a word begins with (so a new word is also the
+  beginning of longer words: "kernel" in "kernel ##s");
+- byte BPE uses a word that is in its vocabulary, whatever its merges are
   (`ignore_merges` of tokenizers' BPE);
-- Unigram takes the best-scored pieces: a word scores a little more than its old pieces
-  together, so that it takes their place and no other's.
-SentencePiece's BPE has nothing of the kind: a stop or comma belongs to its words.
+- Unigram uses the best-scored pieces: a word gets a slightly higher score than its old
+  pieces together, so that it replaces them and nothing else.
+SentencePiece's BPE has no such way, because a stop or comma belongs to its words.
 """
 
 from collections import Counter
@@ -23,8 +23,9 @@ from bertjax.data.tokenizers.tokenizer import Tokenizer, byte_text
 from bertjax.data.tokenizers.tokenizer_json import json_files
 from bertjax.data.tokenizers.vocab_files import read_lines
 
-# What a new word scores more than its n old pieces is n * n of this: also more than new
-# words within it, and more than a float32 loses.
+# The score of a new word exceeds that of its n old pieces by n * n times this. So it
+# also
+# exceeds the scores of new words within it, by more than a float32 loses.
 MARGIN = 1e-4
 
 
@@ -32,7 +33,7 @@ class AddedWords(NamedTuple):
     """A larger tokenizer.
 
     origins: ids of the old pieces of each new one, in the order of the new ids.
-    words: how many were added; skipped: why -> how many were not.
+    words: how many were added; skipped: reason -> how many were not.
     """
 
     tokenizer: Tokenizer
@@ -47,7 +48,7 @@ class AddedWords(NamedTuple):
 
 
 class NewPiece(NamedTuple):
-    """A piece to add: the text, whether it goes on after another, its old ids."""
+    """A piece to add: its text, whether it continues another text, and its old ids."""
 
     word: str
     form: str
@@ -57,16 +58,16 @@ class NewPiece(NamedTuple):
 
 
 def read_words(path: str, flag: str) -> list[str]:
-    """Read a word a line; lines of spaces stay as "". Raises UserError."""
+    """Read one word per line; blank lines become "". Raises UserError."""
     return [line.strip() for line in read_lines(Path(path), f"{flag}={path}")]
 
 
 def add_words(tokenizer: Tokenizer, words: Iterable[str], flag: str) -> AddedWords:
-    """Return a tokenizer to which each word, where it stands alone, is one piece.
+    """Return a tokenizer in which each word that stands alone is one piece.
 
-    In WordPiece a word has two pieces, with the space before it and without.
-    Raises UserError for SentencePiece's BPE, when no word can be added, and when old
-    texts would get other ids.
+    In byte BPE and Unigram a word may get two pieces, with the space before it and
+    without. Raises UserError for SentencePiece's BPE, if no word can be added, and if
+    old texts would get other ids.
     """
     if tokenizer.kind == "ids":
         raise UserError(f"{flag}: this vocabulary is one of ids, not of text")
@@ -120,7 +121,7 @@ def add_words(tokenizer: Tokenizer, words: Iterable[str], flag: str) -> AddedWor
 
 
 def _forms(tokenizer: Tokenizer, word: str) -> list[NewPiece]:
-    """Return the pieces of a word, and what they consist of now."""
+    """Return the pieces to add for a word, with their present ids."""
     forms = {
         "wordpiece": [(word, False)],
         "byte_bpe": [(f" {word}", False), (word, False)],
@@ -140,7 +141,7 @@ def _forms(tokenizer: Tokenizer, word: str) -> list[NewPiece]:
 
 
 def _check_old(old: Tokenizer, grown: Tokenizer, flag: str) -> None:
-    """Refuse a tokenizer that takes its own old pieces for others."""
+    """Refuse a tokenizer that encodes an old piece with other old ids than before."""
     new = set(grown.pieces[old.vocab_size :])
     texts, special = [], set(old.special_ids.tolist())
     for i, piece in enumerate(old.pieces):
@@ -148,9 +149,9 @@ def _check_old(old: Tokenizer, grown: Tokenizer, flag: str) -> None:
             continue
         try:
             text = byte_text(piece) if old.kind == "byte_bpe" else piece
-        except (KeyError, UnicodeDecodeError):  # a part of a character
+        except (KeyError, UnicodeDecodeError):  # part of a character
             continue
-        if backends.HIDDEN not in text:  # which a tokenizer.json never sees
+        if backends.HIDDEN not in text:  # a tokenizer.json never gets to see it
             texts.append(text.removeprefix("##").replace("▁", " "))
     for text, a, b in zip(
         texts, old.encode_batch(texts), grown.encode_batch(texts), strict=True
@@ -160,7 +161,7 @@ def _check_old(old: Tokenizer, grown: Tokenizer, flag: str) -> None:
 
 
 def _make(tokenizer: Tokenizer, new: list[NewPiece], flag: str) -> Tokenizer:
-    """Make the tokenizer with more pieces, from files of the same kind if they can."""
+    """Create the tokenizer with more pieces, in files of the same kind if possible."""
     files = tokenizer.files
     pieces = [n.piece for n in new]
     if set(files) == {"vocab.txt"}:
@@ -172,7 +173,7 @@ def _make(tokenizer: Tokenizer, new: list[NewPiece], flag: str) -> Tokenizer:
         more = backends.read_model(b"")
         for n in new:
             more.pieces.add(piece=n.piece, score=_score(map(get_score, n.origin)))
-        # Fields of a protocol buffer that repeat go on where they ended.
+        # Repeated fields of a protocol buffer can be appended.
         files = {"spiece.model": files["spiece.model"] + more.SerializeToString()}
     else:
         files = json_files(_grow_json(tokenizer, new))
@@ -191,16 +192,16 @@ def _score(old: Iterable[float]) -> float:
 def _grow_json(tokenizer: Tokenizer, new: list[NewPiece]) -> dict[str, Any]:
     data = export_tokenizer.make_json(tokenizer, token_types=False)
     if "tokenizer.json" not in tokenizer.files:
-        data["post_processor"] = None  # made when it is exported
+        data["post_processor"] = None  # the export creates it
     model = data["model"]
     first = tokenizer.vocab_size
-    if isinstance(model["vocab"], list):  # of Unigram: the place is the id
+    if isinstance(model["vocab"], list):  # Unigram: the index is the id
         vocab = model["vocab"]
         vocab += [[p, NEVER] for p in tokenizer.pieces[len(vocab) :]]
         scores = [_score(vocab[i][1] for i in n.origin) for n in new]
         vocab += [[n.piece, s] for n, s in zip(new, scores, strict=True)]
     else:
-        # The library numbers added tokens that the vocabulary lacks from its end on.
+        # The library numbers added tokens outside the vocabulary from its end on.
         vocab = {t["content"]: t["id"] for t in data["added_tokens"]} | model["vocab"]
         model["vocab"] = vocab | {n.piece: first + i for i, n in enumerate(new)}
         if tokenizer.kind == "byte_bpe":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two tokenizer libraries behind one face: texts to ids, pieces to text.
+"""The two tokenizer libraries behind one interface: texts to ids, pieces to text.
 
-An engine is made of the bytes of a tokenizer's files, and never turns a special
-token written in a text into its id: who wants that asks `Tokenizer.encode_with_masks`.
+An engine is created from the bytes of a tokenizer's files. It never turns a special
+token written in a text into its id; `Tokenizer.encode_with_masks` does that.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from bertjax import UserError
 
-# The kinds that put a space before a text that does not continue another one.
+# The kinds that put a space before a text unless it continues another one.
 SPACE_FIRST = ("unigram", "bpe")
 # Begins the names of special pieces in a tokenizer.json, and is removed from texts.
 HIDDEN = "\0"
@@ -21,19 +21,19 @@ SHOWN = 60  # characters of a text in messages
 
 
 class TextError(UserError):
-    """A text that a tokenizer cannot take."""
+    """A text that a tokenizer cannot encode."""
 
 
 def is_panic(error: BaseException) -> bool:
-    """Tell whether the `tokenizers` library panicked; that error is no Exception."""
+    """Return whether the `tokenizers` library panicked; its error is no Exception."""
     return type(error).__name__ == "PanicException"
 
 
 def encode_texts(encode: Callable[..., list[Any]], texts: list[str]) -> list[Any]:
-    """Return what a library's `encode_batch` gives for texts without special tokens.
+    """Call a library's `encode_batch` on texts, without special tokens.
 
-    Raises TextError for the text at which the library panics: a regular expression of
-    its tokenizer.json backtracks too often there.
+    Raises TextError for a text at which the library panics, because a regular
+    expression of its tokenizer.json backtracks too often there.
     """
     try:
         return encode(texts, add_special_tokens=False)
@@ -49,7 +49,7 @@ def encode_texts(encode: Callable[..., list[Any]], texts: list[str]) -> list[Any
 
 
 class Engine(Protocol):
-    """What `Tokenizer` needs of a library."""
+    """The interface that `Tokenizer` needs from a library."""
 
     def encode_batch(self, texts: list[str], after: bool = False) -> list[list[int]]:
         """Return the ids of each text; `after`: each continues another text."""
@@ -57,7 +57,7 @@ class Engine(Protocol):
     def encode_spans(
         self, texts: list[str], after: bool = False
     ) -> list[tuple[list[int], list[Span]]]:
-        """Return ids, those of `encode_batch`, and which characters each stands for.
+        """Return ids, as `encode_batch` does, and the characters that each stands for.
 
         The parts of a character share its span; a piece that stands for nothing in the
         text (a dummy space) has an empty span.
@@ -72,8 +72,8 @@ def encode_sentences(
 ) -> list[Any]:
     """Encode sentences with an engine's `encode_batch` or `encode_spans`.
 
-    joined: which of them follow another without a space; those are encoded without the
-    one that SentencePiece puts before a text, as a paragraph encoded whole has none.
+    joined: which sentences follow another without a space; these are encoded without
+    the space that SentencePiece puts before a text, since the whole paragraph has none.
     """
     groups: dict[bool, list[str]] = {False: [], True: []}
     for text, after in zip(texts, joined, strict=True):
@@ -85,9 +85,9 @@ def encode_sentences(
 
 
 class TokenizersEngine:
-    """The `tokenizers` library; `inner` puts no space before a text.
+    """An engine of the `tokenizers` library; `inner` puts no space before a text.
 
-    hides: whether special pieces begin with HIDDEN, which texts must not hold then.
+    hides: whether special pieces begin with HIDDEN, which is then removed from texts.
     """
 
     def __init__(self, tokenizer: Any, hides: bool = False, inner: Any = None) -> None:
@@ -124,7 +124,7 @@ class TokenizersEngine:
 
 
 class SentencePieceEngine:
-    """The `sentencepiece` library; `lower` lower-cases before it."""
+    """An engine of the `sentencepiece` library; `lower` lower-cases texts for it."""
 
     def __init__(self, model: bytes, special: set[int], lower: bool) -> None:
         from sentencepiece import SentencePieceProcessor
@@ -132,7 +132,7 @@ class SentencePieceEngine:
         proto = read_model(model)
         kinds = proto.SentencePiece
         for i, piece in enumerate(proto.pieces):
-            # The library finds a user-defined piece in a text, a control piece never.
+            # The library finds user-defined pieces in a text, but never control pieces.
             if i in special and piece.type == kinds.USER_DEFINED:
                 piece.type = kinds.CONTROL
         self.processor = SentencePieceProcessor(model_proto=proto.SerializeToString())
@@ -153,7 +153,7 @@ class SentencePieceEngine:
 
         lowered = [t.lower() for t in texts] if self.lower else texts
         processor = self.inner if after else self.processor
-        # The one form that every version of the library has.
+        # The only format that every version of the library has.
         encoded = processor.encode(lowered, out_type="serialized_proto", num_threads=1)
         result = []
         for proto, text in zip(encoded, texts, strict=True):
@@ -169,7 +169,7 @@ class SentencePieceEngine:
 
 
 def _character_spans(spans: list[Span], text: str, lower: bool) -> list[Span]:
-    """Turn spans of bytes into spans of characters.
+    """Convert spans of bytes to spans of characters.
 
     lower: whether the bytes are those of the lower-cased text.
 
@@ -181,26 +181,26 @@ def _character_spans(spans: list[Span], text: str, lower: bool) -> list[Span]:
         seen = character.lower() if lower else character
         at += [number] * len(seen.encode("utf-8", "surrogatepass"))
     at.append(len(text))
-    # A span within a character is the whole of it.
+    # A span within a character becomes the span of the whole character.
     return [(at[a], at[b - 1] + 1 if b > a else at[a]) for a, b in spans]
 
 
 def read_model(model: bytes) -> Any:
-    """Read the bytes of a SentencePiece .model: a ModelProto."""
+    """Parse the bytes of a SentencePiece .model: a ModelProto."""
     from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
     return ModelProto.FromString(model)
 
 
 def make_library(data: dict[str, Any]) -> Any:
-    """Make the library's object of a tokenizer.json; it neither cuts nor pads texts."""
+    """Create the library's object of a tokenizer.json, without truncation, padding."""
     from tokenizers import Tokenizer
 
     return Tokenizer.from_str(json.dumps({**data, "truncation": None, "padding": None}))
 
 
 def wordpiece_engine(pieces: list[str], unk: str, lower: bool) -> TokenizersEngine:
-    """Make BERT's tokenizer: BertNormalizer, BertPreTokenizer, WordPiece.
+    """Create BERT's tokenizer: BertNormalizer, BertPreTokenizer, WordPiece.
 
     No special piece can come out of a text: the pre-tokenizer splits at brackets.
     """
@@ -229,7 +229,7 @@ def read_merges(text: str) -> list[tuple[str, str]]:
 def byte_bpe_engine(
     pieces: list[str], merges: list[tuple[str, str]], unk: str, lower: bool
 ) -> TokenizersEngine:
-    """Make RoBERTa's tokenizer: GPT-2's split into words, bytes, merges."""
+    """Create RoBERTa's tokenizer: GPT-2's split into words, bytes, merges."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     vocab = {p: i for i, p in enumerate(pieces)}
@@ -242,10 +242,10 @@ def byte_bpe_engine(
 
 
 def json_engine(data: dict[str, Any], special: set[str]) -> TokenizersEngine:
-    """Make the tokenizer of a tokenizer.json in which no text matches `special`.
+    """Create the tokenizer of a tokenizer.json so that no text matches `special`.
 
-    The special pieces are renamed to what no text can hold: a Unigram model would
-    find "[MASK]" in a text even when no added token of that name looked for it.
+    Special pieces are renamed to strings that no text can hold: otherwise a Unigram
+    model would find "[MASK]" in a text even without an added token of that name.
     """
 
     def hide(piece: str) -> str:
@@ -274,7 +274,7 @@ _STEPS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers"}
 
 
 def _without_prefix(step: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return a step of tokenizer.json that puts no "▁" before a text.
+    """Return a step of tokenizer.json that puts no "▁" before a text, or None.
 
     >>> _without_prefix({"type": "Metaspace", "prepend_scheme": "always"})
     {'type': 'Metaspace', 'prepend_scheme': 'never'}
@@ -293,8 +293,10 @@ def _without_prefix(step: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _with_spaces(data: dict[str, Any]) -> dict[str, Any]:
-    """Let spaces be the "▁" of later words: XLM-R splits at them and puts "▁" before
-    each word, which without a prefix none has."""
+    """Turn spaces into the "▁" of later words.
+
+    XLM-R splits at spaces and then puts "▁" before each word; without the prefix no
+    word would have one."""
     steps = (data.get("pre_tokenizer") or {}).get("pretokenizers", ())
     if {"WhitespaceSplit", "Metaspace"} - {s["type"] for s in steps}:
         return data

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tokenizer as Hugging Face's: one tokenizer.json and its tokenizer_config.json.
+"""Write a tokenizer for Hugging Face: tokenizer.json and tokenizer_config.json.
 
-Whatever library made a tokenizer of ours, the file is one of the `tokenizers` library,
-which AutoTokenizer of transformers 4 and 5 opens without code of its own.
+Whatever library created the tokenizer, the file is one of the `tokenizers` library,
+which AutoTokenizer of transformers 4 and 5 opens without any code of ours.
 """
 
 import json
@@ -26,15 +26,16 @@ def write_tokenizer(
     seq2seq: str = "",
     has_bare_texts: bool | None = None,
 ) -> None:
-    """Write tokenizer.json, tokenizer_config.json and, of WordPiece, vocab.txt.
+    """Write tokenizer.json, tokenizer_config.json and, for WordPiece, vocab.txt.
 
     token_types: whether the model has a second type, for the second text of a pair.
-    separators: how many a finetuned model has seen between two texts. causal: the
-    model_type of a causal language model, whose texts are prompts: [CLS] stands before
-    them, where the vocabulary has one, and nothing behind. seq2seq: the model_type of
-    an encoder-decoder; [SEP] stands behind its texts. has_bare_texts: whether nothing
-    stands before these; None: of "t5" alone.
-    Raises UserError for a tokenizer that is none of text.
+    separators: how many separators a finetuned model has seen between two texts.
+    causal: the model_type of a causal language model, whose texts are prompts: they
+    begin with [CLS] if the vocabulary has one, and nothing follows them. seq2seq: the
+    model_type of an encoder-decoder, whose texts end with [SEP]. has_bare_texts:
+    whether these begin without [CLS]; None: only those of "t5" do.
+
+    Raises UserError for a tokenizer that is not one of text.
     """
     inputs = ["input_ids", *["token_type_ids"] * token_types, "attention_mask"]
     config: dict[str, Any] = {
@@ -47,13 +48,13 @@ def write_tokenizer(
     if causal or seq2seq:
         config |= {"bos_token": config["cls_token"], "eos_token": config["sep_token"]}
     own = {"gpt2": ("cls", "sep", "mask"), "t5": ("cls", "sep", "mask", "bos")}
-    if not tokenizer.has_mask:  # config.json says what they are
+    if not tokenizer.has_mask:  # config.json states these roles
         for role in own.get(causal or seq2seq, ()):
             del config[f"{role}_token"]
     is_bare = seq2seq == "t5" if has_bare_texts is None else has_bare_texts
     data = make_json(tokenizer, token_types, separators, bool(causal), is_bare)
     if "add_prefix_space" in (words := data.get("pre_tokenizer") or {}):
-        # transformers 4 would put its default there.
+        # Otherwise transformers 4 would use its default.
         config["add_prefix_space"] = words["add_prefix_space"]
     text = json.dumps(data, ensure_ascii=False)
     (directory / "tokenizer.json").write_text(text, "utf-8")
@@ -65,7 +66,7 @@ def write_tokenizer(
 
 
 def separators_of(tokenizer: Tokenizer) -> int | None:
-    """Return how many separators its tokenizer.json puts between two texts, if any."""
+    """Return how many separators its tokenizer.json puts between two texts, or None."""
     data = json.loads(tokenizer.files.get("tokenizer.json", b"{}"))
     if not data.get("post_processor"):
         return None
@@ -74,9 +75,9 @@ def separators_of(tokenizer: Tokenizer) -> int | None:
 
 
 def special_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
-    """Return the ids that its tokenizer.json puts before and behind a text.
+    """Return the ids that its tokenizer.json puts before and after a text.
 
-    None of a tokenizer whose files say nothing of it.
+    None if the files of the tokenizer do not state them.
     """
     data = json.loads(tokenizer.files.get("tokenizer.json", b"{}"))
     if not data.get("post_processor"):
@@ -97,8 +98,8 @@ def make_json(
 ) -> dict[str, Any]:
     """Return the content of a tokenizer.json with the same ids for every text.
 
-    Its special pieces, written in a text, are special: that is what users of
-    transformers expect of "[MASK]". is_causal, is_bare: as `write_tokenizer` says it.
+    Its special pieces are special when written in a text, because users of transformers
+    expect that of "[MASK]". is_causal, is_bare: as in `write_tokenizer`.
     """
     from tokenizers import AddedToken
 
@@ -114,7 +115,7 @@ def make_json(
     known = {t["content"] for t in data["added_tokens"] if t["special"]}
     ours = {tokenizer.pieces[i] for i in tokenizer.roles.values()}
     ours |= json.loads(tokenizer.files.get(ADDED, b"{}")).keys()
-    # A blank stands for " word", space and all.
+    # The mask stands for " word", including the space.
     spaces = tokenizer.kind != "wordpiece" and tokenizer.mask_lstrip
     for i in tokenizer.special_ids.tolist():
         piece = tokenizer.pieces[i]
@@ -144,7 +145,7 @@ def make_json(
 def _template(
     tokenizer: Tokenizer, token_types: bool, separators: int
 ) -> dict[str, Any]:
-    """Return the post-processor that puts [CLS] and [SEP] around one text and two."""
+    """Return the post-processor that puts [CLS] and [SEP] around one or two texts."""
     cls, sep = (tokenizer.pieces[i] for i in (tokenizer.cls_id, tokenizer.sep_id))
     two = int(token_types)
     separator = _special(sep)
@@ -162,7 +163,7 @@ def _open_template(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _closed_template(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the post-processor that puts [SEP] behind a text, and each of two."""
+    """Return the post-processor that puts [SEP] after each of one or two texts."""
     end = _special(tokenizer.pieces[tokenizer.sep_id])
     single = [_text("A"), end]
     return _processor(single, [*single, _text("B"), end], tokenizer)

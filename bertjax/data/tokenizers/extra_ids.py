@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Put T5's sentinels behind a vocabulary that has none."""
+"""Append T5's sentinels to a vocabulary that has none."""
 
 import json
 
@@ -9,12 +9,13 @@ from bertjax.data.tokenizers.tokenizer_json import LSTRIP, json_files, special_t
 
 
 def add_extra_ids(tokenizer: Tokenizer, number: int) -> Tokenizer:
-    """Return the tokenizer with `number` sentinels, <extra_id_0> being its last piece.
+    """Return the tokenizer with `number` sentinels, of which <extra_id_0> is the last.
 
-    They are special, and no text has them. One that has sentinels is returned as it is,
-    and so is any with number 0. (transformers' T5Tokenizer, extra_ids.)
+    They are special and occur in no text. A tokenizer that has sentinels is returned
+    unchanged, and so is any tokenizer if `number` is 0. (transformers' T5Tokenizer,
+    extra_ids.)
 
-    Three behind the pieces a and b:
+    Worked example, three sentinels after the pieces a and b:
 
         pieces   a  b  <extra_id_2>  <extra_id_1>  <extra_id_0>
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How well a vocabulary fits texts: what it does not know, and how finely it cuts."""
+"""Measure how well a vocabulary fits texts: unknown words, and tokens per word."""
 
 import unicodedata
 from collections.abc import Iterable, Mapping
@@ -8,27 +8,27 @@ from itertools import islice
 
 from bertjax.data.tokenizers.tokenizer import SPACELESS, Tokenizer
 
-CAPITALS = 0.005  # of the tokens: so many unknown ones are told of
-MARKS = 0.005  # of the characters: so many dropped ones are told of
-BATCH = 1000  # texts a call of the tokenizer
-SPACELESS_SHARE = 0.5  # of the characters; then words cannot be counted by spaces
+CAPITALS = 0.005  # share of tokens; more unknown tokens due to capitals are reported
+MARKS = 0.005  # share of characters; more dropped marks are reported
+BATCH = 1000  # texts per call of the tokenizer
+SPACELESS_SHARE = 0.5  # share of characters above which words are not counted by spaces
 
 
 @dataclass
 class Fit:
-    """What was counted in some texts; white space is no character here."""
+    """Counts over some texts; white space does not count as characters."""
 
     characters: int = 0
     known: int = 0  # characters that are not in an unknown token
     spaceless: int = 0  # characters of scripts without spaces
     words: int = 0  # between spaces
     tokens: int = 0
-    capitals: int = 0  # tokens that are unknown, and known in lower case
+    capitals: int = 0  # unknown tokens that are known in lower case
     marks: int = 0  # accents, vowel signs and tones that the tokenizer drops
 
 
 def measure_tokenizer(tokenizer: Tokenizer, texts: Iterable[str]) -> Fit:
-    """Count tokens, words, characters and what is unknown of them.
+    """Count tokens, words and characters, and the unknown ones among them.
 
     >>> measure_tokenizer(tokenizer, ["unaffable 龘"])  # una ##ffa ##ble [UNK]
     Fit(characters=10, known=9, spaceless=1, words=2, tokens=4, capitals=0, marks=0)
@@ -60,13 +60,13 @@ def measure_tokenizer(tokenizer: Tokenizer, texts: Iterable[str]) -> Fit:
 
 
 def _count_marks(text: str) -> int:
-    """Count the marks on letters, those that are one character with them too."""
+    """Count the marks on letters, including those composed into one character."""
     decomposed = unicodedata.normalize("NFD", text)
     return sum(unicodedata.category(c) == "Mn" for c in decomposed)
 
 
 def report_capitals(name: str, fit: Fit) -> list[str]:
-    """Say, in a line, when many unknown tokens are words with capitals."""
+    """Return a line if many unknown tokens are words with capitals."""
     share = fit.capitals / max(fit.tokens, 1)
     if share < CAPITALS:
         return []
@@ -79,7 +79,7 @@ def report_capitals(name: str, fit: Fit) -> list[str]:
 def report_tokenizer(
     tokenizer: Tokenizer, texts: Mapping[str, Iterable[str]]
 ) -> list[str]:
-    """Say of each component how well the vocabulary fits its texts, best held out.
+    """Report for each component how well the vocabulary fits its (held-out) texts.
 
     >>> report_tokenizer(tokenizer, {"en": ["The cats sat."], "zh": ["我来到北京"]})
     ['en: 100.000% of 11 characters known, 1.67 tokens a word (3)',

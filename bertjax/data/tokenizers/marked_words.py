@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which words of a text are of a concept: data.concept, and data.control.
+"""Words of a text that belong to a concept: data.concept and data.control.
 
-The words are listed in a file or in the config, or are those of a part of speech in the
-segmenter's dictionary, or what the record of each document lists (data.entity_field),
-for which a tagger has told them.
+The words are listed in a file or in the config, or they are the words with some part of
+speech in the segmenter's dictionary, or those that a tagger found and that the record
+of each document lists (data.entity_field).
 """
 
 import hashlib
@@ -21,22 +21,22 @@ ENTITIES = "entities"
 
 
 class MarkedWords(NamedTuple):
-    """Words that get a bit of the marks; None: those that the record lists."""
+    """Words that get a bit of the marks; words None: those that the record lists."""
 
     flag: int
     words: frozenset[str] | None
 
     @property
     def identity(self) -> str:
-        """Another string whenever other words may be marked."""
+        """A string that changes whenever other words may be marked."""
         listed = "\n".join([ENTITIES] if self.words is None else sorted(self.words))
         return f"{self.flag} {hashlib.sha256(listed.encode()).hexdigest()}"
 
     def find(self, sentence: str, words: list[Span], named: list[Span]) -> list[Span]:
-        """Return the spans of these words; capitals do not count.
+        """Return the spans of these words; case is ignored.
 
-        words: the spans that a segmenter found, beside which words stand between what
-        are no letters; named: those of what the record lists.
+        words: the spans that a segmenter found; outside these, a word is bounded by
+        characters that are no letters; named: the spans of what the record lists.
 
         >>> MarkedWords(16, frozenset({"good"})).find("Good, goodly, good.", [], [])
         [(0, 4), (14, 18)]
@@ -57,7 +57,7 @@ def read_marked_words(
 
     value: "words:good,bad"; "pos:a,ad", parts of speech in the dictionary of segmenter
     (word_starts.Jieba, or None); "entities", which needs data.entity_field (entities);
-    or a file, a word a line. Raises UserError.
+    or a file with one word per line. Raises UserError.
     """
     where = f"{key}={value}"
     if value == ENTITIES:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vocabularies without text: integers, or names, one of them a token.
+"""Vocabularies without text, in which each token is an integer or a name.
 
-`data.vocab="ids:N"`: lines of integers 0 to N - 1 (items, log keys, codes), or JSON
-lists of them. `data.vocab="ids:FILE"`: FILE has a name a line, and texts are names
-between spaces; where every name is one character (amino acids), also without spaces.
-The special pieces come first: the number 0 has the id 5.
+`data.vocab="ids:N"`: lines of integers from 0 to N - 1 (items, log keys, codes), or
+JSON lists of them. `data.vocab="ids:FILE"`: FILE has one name per line, and texts are
+names separated by spaces; if every name is one character (amino acids), spaces are
+optional. The special pieces come first: the number 0 has the id 5.
 """
 
 import json
@@ -16,7 +16,7 @@ from bertjax.data.tokenizers.backends import TextError
 from bertjax.data.tokenizers.vocab_files import read_lines
 from bertjax.storage.paths import expand
 
-FILE = "ids.json"  # {"count": N} or {"names": [...]}, of a saved tokenizer
+FILE = "ids.json"  # {"count": N} or {"names": [...]}, the file of a saved tokenizer
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 MOST = 1 << 27
 _INTEGERS = re.compile(r"(?:[0-9]{1,18}(?![0-9])|\s)*")
@@ -25,8 +25,8 @@ _INTEGERS = re.compile(r"(?:[0-9]{1,18}(?![0-9])|\s)*")
 def read(value: str, key: str = "data.vocab") -> bytes:
     """Read "ids:N" or "ids:FILE" into the content of ids.json.
 
-    Raises UserError where N is no number above 0, or FILE cannot be read, is empty, or
-    has a name that is empty, has a space, stands twice or is a special piece.
+    Raises UserError if N is out of range, if FILE cannot be read or is empty, and if a
+    name is empty, has a space, is repeated or is a special piece.
 
     >>> read("ids:20")
     b'{"count": 20}'
@@ -66,7 +66,7 @@ def pieces(content: bytes) -> list[str]:
 
 
 class IdsEngine:
-    """Words to ids (`backends.Engine`)."""
+    """Converts words to ids (a `backends.Engine`)."""
 
     def __init__(self, every: list[str], unk: int, content: bytes) -> None:
         self.names = every
@@ -79,9 +79,10 @@ class IdsEngine:
         self.word = re.compile(r"\S" if self.single else r"\S+")
 
     def encode_batch(self, texts: list[str], after: bool = False) -> list[list[int]]:
-        """Return the ids of each text, whatever comes before it.
+        """Return the ids of each text; `after` has no effect.
 
-        Raises UserError for what is not an integer below N; an unknown name is [UNK].
+        An unknown name becomes [UNK]. Raises UserError for anything that is not an
+        integer below N, if the vocabulary is one of integers.
         """
         if self.count:
             return [self._integers(text) for text in texts]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A SentencePiece model as a tokenizer.json of the `tokenizers` library."""
+"""Convert a SentencePiece model to a tokenizer.json of the `tokenizers` library."""
 
 import base64
 import re
@@ -11,9 +11,10 @@ from bertjax.data.tokenizers.tokenizer_json import special_tokens
 
 # Types of a piece in sentencepiece_model.proto.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(1, 6)
-NEVER = -1e6  # score of a piece that no text has
-# What str.lower does and the library's Lowercase does not: a capital sigma that ends a
-# word becomes another letter than one within it (Unicode, Final_Sigma).
+NEVER = -1e6  # score of a piece that no text yields
+# str.lower does this and the library's Lowercase does not: a capital sigma at the end
+# of
+# a word becomes another letter than one within it (Unicode, Final_Sigma).
 CASED, IGNORED = r"[\p{Lu}\p{Ll}\p{Lt}]", r"[\p{Mn}\p{Me}\p{Cf}\p{Lm}\p{Sk}'’.·:]"
 FINAL_SIGMA = rf"(?<={CASED}|{CASED}{IGNORED})Σ(?!{IGNORED}*{CASED})"
 LOWER: list[dict[str, Any]] = [
@@ -25,10 +26,10 @@ LOWER: list[dict[str, Any]] = [
 def from_sentencepiece(model: bytes, lower: bool) -> dict[str, Any]:
     """Return the tokenizer.json of a SentencePiece model, without special pieces.
 
-    lower: lower-case the text before the model sees it. Its own normalisation is its
-    compiled table.
+    lower: lower-case the text before the model reads it. The model's own normalization
+    is its compiled table.
     """
-    # Only the text's beginning is a word's: "[MASK]." has no space before the stop.
+    # Only the beginning of a text gets a space: "[MASK]." has none before the stop.
     proto = read_model(model)
     return _make(proto, _pieces(proto), LOWER * lower, "first")
 
@@ -36,9 +37,9 @@ def from_sentencepiece(model: bytes, lower: bool) -> dict[str, Any]:
 def from_xlm_roberta(model: bytes) -> dict[str, Any]:
     """Return the tokenizer.json of a sentencepiece.bpe.model with fairseq's ids.
 
-    <s> <pad> </s> <unk>, the model's pieces from the fourth on, <mask>: one more than
-    the model's own number (fairseq's dictionary, transformers' XLMRobertaTokenizer).
-    Raises ValueError when the model does not begin with <unk> <s> </s>.
+    <s> <pad> </s> <unk>, the model's pieces from the fourth on, <mask>: ids are one
+    more than the model's own (fairseq's dictionary, transformers' XLMRobertaTokenizer).
+    Raises ValueError if the model does not begin with <unk> <s> </s>.
     """
     proto = read_model(model)
     pieces = _pieces(proto)
@@ -52,8 +53,9 @@ def from_xlm_roberta(model: bytes) -> dict[str, Any]:
 def from_albert(model: bytes, lower: bool, accents: bool) -> dict[str, Any]:
     """Return the tokenizer.json of ALBERT's spiece.model.
 
-    Quotes are made plain, accents stripped, capitals lowered before the model, and a
-    number ends before its comma (google-research/albert, tokenization.py).
+    Before the model, quotes become plain, accents are stripped and capitals are
+    lower-cased; a number ends before its comma (google-research/albert,
+    tokenization.py).
     """
     proto = read_model(model)
     pieces = [
@@ -72,11 +74,12 @@ def from_albert(model: bytes, lower: bool, accents: bool) -> dict[str, Any]:
 
 
 def from_t5(model: bytes, sentinels: int) -> dict[str, Any]:
-    """Return the tokenizer.json of T5's spiece.model: <pad> </s> <unk>, the model's
-    pieces, so many sentinels behind them, <extra_id_0> last, and </s> behind a text
-    (transformers' T5Converter).
+    """Return the tokenizer.json of T5's spiece.model.
 
-    Raises ValueError when the model does not begin with <pad> </s> <unk>.
+    The pieces are <pad> </s> <unk>, the model's pieces, and `sentinels` sentinels with
+    <extra_id_0> last; </s> follows each text (transformers' T5Converter).
+
+    Raises ValueError if the model does not begin with <pad> </s> <unk>.
     """
     proto = read_model(model)
     pieces = _pieces(proto)
@@ -115,8 +118,8 @@ def _make(
         raise UserError("a SentencePiece model of this kind has no tokenizer.json")
     steps = [*steps]
     if normalizer.precompiled_charsmap:
-        # The library applies the table to a letter and its accents at once, and forgets
-        # what follows the longest match; composed letters are one match.
+        # The library applies the table to a letter with its accents at once, and drops
+        # what follows the longest match; a composed letter is one match.
         steps.append({"type": "NFC"})
         table = base64.b64encode(normalizer.precompiled_charsmap).decode()
         steps.append({"type": "Precompiled", "precompiled_charsmap": table})
@@ -157,7 +160,7 @@ def _unigram(pieces: list[Piece]) -> dict[str, Any]:
 
 
 def _bpe(pieces: list[Piece]) -> dict[str, Any]:
-    """List the merges that make each piece, the best-scored piece first."""
+    """Return the model with the merges of each piece, best-scored pieces first."""
     ids = {piece: i for i, (piece, _, _) in enumerate(pieces)}
     ranked = []
     for piece, score, kind in pieces:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams: values that records have beside their text, and the vocabularies of these.
+"""Streams: values that records have besides their text, and their vocabularies.
 
-A stream is a value a sentence (its speaker) or values of ranges of characters (types of
-identifiers). Values become ids by a vocabulary: of all values of the training text,
-the most frequent first, up to a cap. Id 0 stands for no value (special tokens, padding,
-what no range covers), id 1 for a value that the vocabulary lacks.
+A stream has one value per sentence (its speaker) or values for ranges of characters
+(types of identifiers). A vocabulary maps values to ids: it holds the most frequent
+values of the training text, up to a cap. Id 0 means no value (special tokens, padding,
+text outside all ranges), id 1 a value that is not in the vocabulary.
 """
 
 import json
@@ -21,7 +21,7 @@ KINDS = SENTENCE, TOKEN = "sentence", "token"
 NO_VALUE, UNKNOWN, FIRST = 0, 1, 2
 CAP = (1 << 16) - FIRST  # so that ids fit 16 bits
 MOST = (1 << 31) - 1 - FIRST
-# What a batch or a store calls its own arrays: {name}_ids, {name}.bin.
+# Names of a batch's or a store's own arrays: {name}_ids, {name}.bin.
 TAKEN = "input token_type position segment attention lm mlm par clm decoder region"
 TAKEN += " tokens sentences documents counts marks text turns knowledge"
 TAKEN += " blocks lengths role turn complete edges dialogue mntp prefix diffusion"
@@ -33,7 +33,7 @@ _NAME = re.compile("[a-z][a-z0-9_]*")
 class StreamVocab(NamedTuple):
     """A stream's kind, and its values in the order of their ids, the first being FIRST.
 
-    values None: the values are ids themselves, such as the number of a speaker in a
+    values None: the values are ids themselves, such as speaker numbers in a
     conversation.
     """
 
@@ -62,13 +62,14 @@ class StreamVocab(NamedTuple):
 
 
 def read_streams(written: str) -> dict[str, int]:
-    """Read the value of data.streams: {name: how many values have an id}.
+    """Read the value of data.streams: {name: how many values get an id}.
 
     >>> read_streams("speaker,type:50000")
     {'speaker': 65534, 'type': 50000}
 
-    Raises UserError for a name that is none, taken or given twice, and for a number
-    that is none.
+    Raises UserError for a name that is invalid, taken or given twice, and for an
+    invalid
+    number.
     """
     where = f"data.streams={written}"
     caps: dict[str, int] = {}
@@ -89,8 +90,8 @@ def read_streams(written: str) -> dict[str, int]:
 
 
 def make_vocab(kind: str, counts: Mapping[str, int], cap: int) -> StreamVocab:
-    """Return the vocabulary of counted values: of the `cap` most frequent, ties in the
-    order of the values."""
+    """Return the vocabulary of the `cap` most frequent values; ties are sorted by
+    value."""
     order = sorted(counts, key=lambda value: (-counts[value], value))
     return StreamVocab(kind, tuple(order[:cap]))
 
@@ -100,9 +101,9 @@ def count_values(
     names: Iterable[str],
     counts: Mapping[str, dict[str, Counter[str]]],
 ) -> None:
-    """Count the values of each stream, by the kind that they have, in `counts`.
+    """Count the values of each stream, by their kind, in `counts`.
 
-    values: of each sentence a value or None, or ranges (start, end, value).
+    values: for each sentence a value or None, or ranges (start, end, value).
     """
     values = [*values]
     for name in names:
@@ -127,13 +128,13 @@ def from_json(content: bytes) -> dict[str, StreamVocab]:
 
 
 def with_streams(tokenizer: Tokenizer, vocabs: Mapping[str, StreamVocab]) -> Tokenizer:
-    """Return the tokenizer, with which these vocabularies are saved; none: itself."""
+    """Return the tokenizer with these vocabularies in its files."""
     if not vocabs:
         return tokenizer
     return replace(tokenizer, files={**tokenizer.files, STREAMS: to_json(vocabs)})
 
 
 def to_json(vocabs: Mapping[str, StreamVocab]) -> bytes:
-    """Write vocabularies as the file that `streams_of` reads."""
+    """Format vocabularies as the file that `streams_of` reads."""
     data = {name: one._asdict() for name, one in sorted(vocabs.items())}
     return (json.dumps(data, ensure_ascii=False, indent=0) + "\n").encode()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizers of every kind behind one small interface, with an identity of their own.
+"""Tokenizers of every kind behind one small interface, each with an identity.
 
-The libraries do the work (backends.py); here are the files, the special pieces, the
-table of word starts, and what makes two tokenizers the same.
+The libraries do the work (backends.py). This module defines the files, the special
+pieces, the table of word starts, and when two tokenizers are the same.
 """
 
 import hashlib
@@ -22,38 +22,38 @@ import numpy as np
 from bertjax import UserError
 from bertjax.data.tokenizers import backends, plain_ids, tokenizer_files
 
-# Scripts written without spaces: each piece of them may begin a word.
+# Scripts written without spaces: each of their pieces may begin a word.
 SPACELESS = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fdf\u3005-"
     "\u3007\u3040-\u30ff\u3100-\u312f\u31a0-\u31ff\u3400-\u4dbf"
     "\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9d\U00020000-\U0003ffff]"
 )
 HAN = "\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-# The signs of these scripts, as wide as their characters.
+# The punctuation of these scripts, which is as wide as their characters.
 WIDE = "\u3001-\u303f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65"
 _BESIDE_HAN = re.compile(f"(?<=[{HAN}{WIDE}]) | (?=[{HAN}{WIDE}])")
 SENTINEL = "<extra_id_{}>"  # T5's names
-STREAMS = "streams.json"  # among the files: vocabularies of streams (stream_vocab.py)
-# The commonest of what ends sentences (data/corpus/sentences.py has them all).
+STREAMS = "streams.json"  # the file with the vocabularies of streams (stream_vocab.py)
+# The most frequent sentence ends (data/corpus/sentences.py has all of them).
 STOPS = frozenset(".!?…‼⁇⁈⁉؟۔।॥。！？｡．")
 
 
 @dataclass(eq=False, repr=False)
 class Tokenizer:
-    """Text to ids and back.
+    """Converts text to ids and back.
 
     Attributes:
       kind: "wordpiece", "byte_bpe", "unigram", "bpe" or "ids" (plain_ids.py).
-      pieces: piece of each id, as it stands in the vocabulary.
+      pieces: the piece of each id, as written in the vocabulary.
       lower_case: whether text is lower-cased before it is split.
       roles: ids of the tokens "pad", "unk", "cls", "sep" and "mask"; in GPT-2's
         vocabulary all are <|endoftext|>.
-      special: ids of all special tokens; those of roles need not be among them.
-      files: name -> content, from which `load_tokenizer` makes the same tokenizer.
-      mask_lstrip: whether a blank takes the space before it; a tokenizer.json that
-        knows the special tokens says it itself.
+      special: ids of special tokens; those of roles may be missing.
+      files: name -> content, from which `load_tokenizer` creates the same tokenizer.
+      mask_lstrip: whether a mask in a text includes the space before it; a
+        tokenizer.json that knows the special tokens states it itself.
       pad_id, unk_id, cls_id, sep_id, mask_id: ids of the special tokens.
-      mask_token: what users write for a blank, "[MASK]" or "<mask>".
+      mask_token: what users write as a mask in a text, "[MASK]" or "<mask>".
       special_ids: ids of all special tokens, i32 [n], ascending.
     """
 
@@ -74,7 +74,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids; every id is below it."""
+        """The number of ids; every id is below it."""
         return len(self.pieces)
 
     @property
@@ -90,10 +90,10 @@ class Tokenizer:
 
     @cached_property
     def word_starts(self) -> np.ndarray:
-        """Where a piece begins a word, bool [V]; True for special pieces.
+        """Whether each piece begins a word, bool [V]; True for special pieces.
 
-        In byte BPE the first word of a text carries no mark of its own: the first
-        token of a sentence begins a word whatever this table says.
+        In byte BPE the first word of a text has no mark: the first token of a sentence
+        begins a word even if this table says otherwise.
         """
         starts = np.array([self._starts_word(p) for p in self.pieces], dtype=np.bool_)
         starts[self.special_ids] = True
@@ -107,7 +107,7 @@ class Tokenizer:
         if self.kind == "byte_bpe":
             try:
                 piece = byte_text(piece)
-            except (KeyError, UnicodeDecodeError):  # a part of a character
+            except (KeyError, UnicodeDecodeError):  # part of a character
                 return piece.startswith("Ġ")
         if piece[:1] == "▁" or piece[:1].isspace() or SPACELESS.match(piece):
             return True
@@ -115,16 +115,16 @@ class Tokenizer:
 
     @cached_property
     def sentinel_ids(self) -> np.ndarray:
-        """Ids of <extra_id_0>, <extra_id_1>, ..., i32 [n], as far as they are there."""
+        """Ids of <extra_id_0>, <extra_id_1>, ..., i32 [n], up to the first missing."""
         ids = {self.pieces[i]: i for i in self.special_ids.tolist()}
         found = takewhile(ids.__contains__, map(SENTINEL.format, count()))
         return np.array([ids[name] for name in found], np.int32)
 
     @cached_property
     def sentence_ends(self) -> np.ndarray:
-        """Where a piece is a full stop or the like, or ends with one, bool [V].
+        """Whether each piece is or ends with a full stop or the like, bool [V].
 
-        False for special pieces, and all of a vocabulary of ids.
+        False for special pieces, and for all pieces of a vocabulary of ids.
         """
         if self.kind == "ids":
             return np.zeros(self.vocab_size, bool)
@@ -136,13 +136,13 @@ class Tokenizer:
         if self.kind == "byte_bpe":
             try:
                 piece = byte_text(piece)
-            except (KeyError, UnicodeDecodeError):  # a part of a character
+            except (KeyError, UnicodeDecodeError):  # part of a character
                 return False
         return piece[-1:] in STOPS
 
     @cached_property
     def identity(self) -> str:
-        """sha256 over everything that decides ids; where files lie does not count."""
+        """sha256 of everything that decides ids; the paths of files do not count."""
         facts = [self.kind, self.lower_case, self.roles, self.special_ids.tolist()]
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
         for name in sorted(self.files):
@@ -157,13 +157,13 @@ class Tokenizer:
 
     @property
     def has_sentences(self) -> bool:
-        """Whether a paragraph is split into sentences (not where it holds ids)."""
+        """Whether a paragraph is split into sentences; False if it holds ids."""
         return self.kind != "ids"
 
     @cached_property
     def engine(self) -> backends.Engine:
-        """The library's object, made at first use."""
-        # Processes, not this library's threads, share the work out (store.py).
+        """The library's object, created at first use."""
+        # The work is divided among processes, not threads (token_store/encoding.py).
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         unk = self.pieces[self.unk_id]
         special = set(self.special_ids.tolist()) - {self.unk_id}
@@ -186,14 +186,14 @@ class Tokenizer:
         return {k: v for k, v in self.__dict__.items() if k not in libraries}
 
     def config(self) -> dict[str, Any]:
-        """Return what tokenizer_config.json says of any tokenizer."""
+        """Return the entries of tokenizer_config.json that every tokenizer has."""
         tokens = {f"{role}_token": self.pieces[i] for role, i in self.roles.items()}
         return {"do_lower_case": self.lower_case, **tokens}
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """Return the ids of each text, without special tokens around.
+        """Return the ids of each text, without special tokens around it.
 
-        "[MASK]" in a text is plain text; `unk_id` is the one special id that can occur.
+        "[MASK]" in a text is plain text; `unk_id` is the only special id that occurs.
 
             text     una   ##ffa  ##ble      [   mask      ]      "Unaffable [MASK]"
             ids    14477   20961   3468   1031   7308   1033
@@ -207,14 +207,14 @@ class Tokenizer:
     def encode_with_offsets(
         self, texts: list[str]
     ) -> list[tuple[list[int], list[backends.Span]]]:
-        """Return ids, those of `encode_batch`, and characters [begin, end) of each.
+        """Return ids, as `encode_batch` does, and the characters [begin, end) of each.
 
-        They count characters of the text as it is given, before it is lower-cased or
-        normalised. Where a space belongs to a piece (byte BPE, SentencePiece), it is in
-        the span; pieces that share a character (bytes; what a normalisation makes of
-        one) have it all; a piece that stands for nothing has an empty span.
+        Places are counted in the text as given, before it is lower-cased or normalized.
+        If a space belongs to a piece (byte BPE, SentencePiece), it is in the span.
+        Pieces that share a character (its bytes, or several pieces from normalizing it)
+        all have its whole span; a piece that stands for nothing has an empty span.
 
-        Of "Unaffable  Élan":
+        Worked example: "Unaffable  Élan":
 
             pieces       una     ##ffa     ##ble        el      ##an
             ids        14477     20961      3468      3449      2319
@@ -223,14 +223,14 @@ class Tokenizer:
         return self.engine.encode_spans(texts) if texts else []
 
     def encode_with_masks(self, text: str) -> list[int]:
-        """Return the ids of a text in which `mask_token` is a blank.
+        """Return the ids of a text in which `mask_token` is a mask.
 
-        The other special tokens, written in the text, are those tokens too, as users of
-        transformers know it: "a [MASK] [SEP] b"; so are sentinels, "a <extra_id_0> b".
+        The other special tokens and the sentinels are special when written in the text,
+        too, as in transformers: "a [MASK] [SEP] b", "a <extra_id_0> b".
 
-        A blank stands for " word": the space before it is its own, unless the files say
-        otherwise (`mask_lstrip`). A tokenizer.json says itself what is whose: then it
-        is the library that finds the tokens.
+        A mask stands for " word" and includes the space before it, unless the files say
+        otherwise (`mask_lstrip`). If a tokenizer.json states the spaces itself, the
+        library finds the tokens.
 
             text       a  [MASK]     .      "a [MASK]."
             ids     1037     103  1012
@@ -255,7 +255,7 @@ class Tokenizer:
 
     @cached_property
     def _library(self) -> Any:
-        """The library's object of a tokenizer.json that knows all special tokens."""
+        """The library's object, if a tokenizer.json knows all special tokens."""
         data = json.loads(self.files.get("tokenizer.json", b"{}"))
         known = {t["content"] for t in data.get("added_tokens") or []}
         if not known.issuperset(self.pieces[i] for i in self.roles.values()):
@@ -264,17 +264,17 @@ class Tokenizer:
 
     @cached_property
     def _parts_han(self) -> bool:
-        """Whether ids do not tell if a space stood beside a Chinese character."""
+        """Whether ids do not show if there was a space next to a Chinese character."""
         if self.kind != "wordpiece":
             return False
         close, apart = self.encode_batch(["一一", "一 一"])
         return close == apart
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return readable text; special tokens stand as they are written.
+        """Return readable text; special tokens are written as they are.
 
-        WordPiece takes Chinese characters apart, and the libraries write spaces where
-        it did; here none stand beside them, as people write: 巴黎2024年。
+        WordPiece separates Chinese characters, and the libraries decode spaces between
+        them; these are removed, because people write none: 巴黎2024年。
         """
         special = set(self.special_ids.tolist())
         texts: list[str] = []
@@ -289,7 +289,7 @@ class Tokenizer:
         return text
 
     def save(self, directory: str | os.PathLike[str]) -> None:
-        """Write files, named as Hugging Face does, for `load_tokenizer(directory)`."""
+        """Write files with Hugging Face's names, for `load_tokenizer(directory)`."""
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         config = self.config()
@@ -312,11 +312,11 @@ def load_tokenizer(
     Args:
       path: vocab.txt (the line number is the id; with a merges.txt beside it: byte
         BPE), vocab.json or merges.txt (each with the other beside it), a SentencePiece
-        .model, tokenizer.json, a directory with one of these, or no text: "ids:N",
-        "ids:FILE" (bertjax/data/tokenizers/plain_ids.py).
-      lower_case: None takes what the files say, else True only if no piece of a
-        WordPiece vocabulary but those in [...] and <...> holds a capital (at most a
-        tenth, where a TensorFlow checkpoint lies beside it).
+        .model, tokenizer.json, a directory with one of these, or a vocabulary of ids:
+        "ids:N", "ids:FILE" (bertjax/data/tokenizers/plain_ids.py).
+      lower_case: None follows the files. If they do not state it, it is True only if no
+        piece of a WordPiece vocabulary has a capital, except those in [...] and <...>
+        (at most a tenth of the pieces, beside a TensorFlow checkpoint).
       key: the config key or flag to name in messages.
 
     Raises UserError for a file that is missing, empty, broken or lacks a special token.
@@ -328,7 +328,7 @@ def load_tokenizer(
     entry = reader.entry(Path(path))
     try:
         tokenizer = Tokenizer(**reader.read(entry))
-        # Makes the library read the files now, where a message can name them.
+        # Makes the library read the files now, so that a message can name them.
         tokenizer.encode("0")
     except BaseException as e:
         is_panic = backends.is_panic(e)
@@ -339,7 +339,7 @@ def load_tokenizer(
         if entry.suffix == ".model":
             reader.refuse(f"{entry.name} is not a SentencePiece model")
         reason = "a part of it is of another kind than such a file has"
-        # What the libraries say; other errors are of code that trusted the file.
+        # Quote the libraries' errors; others come from code that trusted the file.
         if str(e) and (type(e) in (Exception, ValueError) or is_panic):
             reason = str(e).splitlines()[0]
         reader.refuse(f"{entry.name} is not a tokenizer that can be read ({reason})")
@@ -358,10 +358,10 @@ def train_tokenizer(
     """Train a tokenizer of `kind` on texts; the same texts give the same bytes.
 
     Args:
-      texts: paragraphs or sentences; a bounded sample, spread evenly, is learnt from.
+      texts: paragraphs or sentences; it is trained on a bounded, evenly spread sample.
       kind: "unigram", "bpe" (sentencepiece), "wordpiece", "byte_bpe" (tokenizers).
-      vocab_size: pieces, special ones included; fewer when the text gives no more.
-      lower_case: None is True except for byte_bpe.
+      vocab_size: pieces, special ones included; fewer if the text yields no more.
+      lower_case: None means True except for byte_bpe.
       out_dir: where to save it, or None.
 
     Raises UserError for an unknown kind, no text, or a `vocab_size` too small for it.
@@ -378,7 +378,7 @@ def train_tokenizer(
     return tokenizer
 
 
-# GPT-2's printable stand-in of each byte, reversed.
+# The printable character with which GPT-2 writes each byte -> the byte.
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = sorted({*range(256)}.difference(_PRINTABLE))
 BYTES = {chr(b): b for b in _PRINTABLE}
@@ -386,6 +386,8 @@ BYTES |= {chr(256 + i): b for i, b in enumerate(_OTHERS)}
 
 
 def byte_text(piece: str) -> str:
-    """Return the text of a byte-level piece; a part of a character raises
-    UnicodeDecodeError, a piece of another kind KeyError."""
+    """Return the text of a byte-level piece.
+
+    Raises UnicodeDecodeError for part of a character, KeyError for another kind of
+    piece."""
     return bytes(BYTES[c] for c in piece).decode("utf-8")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the files of a tokenizer: what its pieces are, and which of them are special."""
+"""Read the files of a tokenizer: its pieces, and which of them are special."""
 
 import json
 import re
@@ -45,7 +45,7 @@ class Reader:
         raise UserError(f"{self.where}: {why}") from None
 
     def entry(self, path: Path) -> Path:
-        """Return the file to begin with."""
+        """Return the file to read first."""
         folder = path
         if path.is_dir():
             names = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model")
@@ -87,7 +87,7 @@ class Reader:
         return data
 
     def beside(self, path: Path, name: str) -> dict[str, Any]:
-        """Read the JSON file of that name beside a file; {} where there is none."""
+        """Read the JSON file of that name beside a file; {} if there is none."""
         other = path.with_name(name)
         return self.json(other) if other.is_file() else {}
 
@@ -114,8 +114,8 @@ class Reader:
         else:
             pieces = self.lines(path)
             if "do_lower_case" not in config and any(path.parent.glob("*.index")):
-                # Beside a TensorFlow checkpoint nothing says it; interop/hf_read.py,
-                # check_tokenizer, knows by the same share.
+                # Nothing beside a TensorFlow checkpoint states it; check_tokenizer in
+                # interop/hf_read.py uses the same share.
                 capitals = sum(p != p.lower() and p[:1] != "[" for p in pieces)
                 config["do_lower_case"] = capitals <= len(pieces) / 10
         if merges.is_file():
@@ -125,7 +125,7 @@ class Reader:
         return self.make({**files, **self.added(path)}, config)
 
     def options(self, path: Path) -> dict[str, Any]:
-        """Read what tokenizer_config.json, beside a file, says that changes ids."""
+        """Read the options that change ids from tokenizer_config.json beside a file."""
         config, tokens = self.beside(path, CONFIG), self.beside(path, TOKEN_MAP)
         family = self.beside(path, "config.json").get("model_type")
         try:
@@ -140,14 +140,14 @@ class Reader:
             self.refuse(f"{CONFIG}: {e}")
 
     def sentencepiece(self, path: Path, config: dict[str, Any]) -> dict[str, bytes]:
-        """Read a .model; some families do more than it says, which a tokenizer.json can
-        spell out."""
+        """Read a .model; some families do more than it states, and a tokenizer.json can
+        express that."""
         from bertjax.data.tokenizers import sentencepiece_json
 
         model = self.bytes(path)
         family = self.beside(path, "config.json").get("model_type", "")
         if path.with_name("albert_config.json").is_file():
-            family = "albert"  # as Google released it
+            family = "albert"  # a checkpoint as Google released it
         named = f"{config.get('tokenizer_class', '')} {family}".lower()
         if "mbart" in named:
             self.refuse(
@@ -170,13 +170,13 @@ class Reader:
         return json_files(data)
 
     def added(self, path: Path) -> dict[str, bytes]:
-        """Read the added_tokens.json beside a vocabulary: pieces that come after it."""
+        """Read the added_tokens.json beside a vocabulary, whose pieces come last."""
         if not path.with_name(ADDED).is_file():
             return {}
         return {ADDED: json.dumps(self.beside(path, ADDED)).encode()}
 
     def lines(self, path: Path) -> list[str]:
-        """Read a piece a line."""
+        """Read one piece per line."""
         pieces = vocab_files.read_lines(path, f"{self.where}: {path.name}")
         seen: dict[str, int] = {}
         for number, piece in enumerate(pieces, 1):
@@ -189,7 +189,7 @@ class Reader:
         return pieces
 
     def make(self, files: dict[str, bytes], config: dict[str, Any]) -> dict[str, Any]:
-        """Take apart canonical files and a tokenizer_config.json."""
+        """Convert canonical files and a tokenizer_config.json to arguments."""
         lower = self.lower_case
         if lower is None and isinstance(config.get("do_lower_case"), bool):
             lower = config["do_lower_case"]
@@ -245,7 +245,7 @@ class Reader:
         )
 
     def check_json(self, data: dict[str, Any]) -> tuple[str, list[str], set[int]]:
-        """Return kind, pieces and special ids of a tokenizer.json that can be used."""
+        """Return kind, pieces and special ids of a tokenizer.json, or refuse it."""
         try:
             kind, pieces, special = tokenizer_json.read_pieces(data)
             tokenizer_json.refuse_growth(data)
@@ -272,8 +272,8 @@ class Reader:
         return set(added.values())
 
     def role(self, role: str, numbers: dict[str, int], config: dict[str, Any]) -> int:
-        """Return the id of a role's token; of GPT-2's and T5's files that of what ends
-        a text, where no other has the role."""
+        """Return the id of a role's token; in GPT-2's and T5's files, a role without a
+        token has the token that ends a text."""
         keys, more = [role], []
         if end := config.get(tokenizer_json.END):
             keys += {"cls": ["bos"], "sep": ["eos"]}.get(role, [])
@@ -290,7 +290,7 @@ class Reader:
 
 
 def _named(config: dict[str, Any], role: str) -> list[str]:
-    """Return the token that a tokenizer_config.json gives a role: one, or none."""
+    """Return the token of a role in tokenizer_config.json: a list of one, or none."""
     token = config.get(f"{role}_token")
     token = token.get("content") if isinstance(token, dict) else token
     return [token] if isinstance(token, str) else []
@@ -299,7 +299,7 @@ def _named(config: dict[str, Any], role: str) -> list[str]:
 def byte_bpe_files(
     pieces: list[str], merges: list[tuple[str, str]]
 ) -> dict[str, bytes]:
-    """Write vocab.json (ids 0, 1, ... in the order of `pieces`) and merges.txt."""
+    """Return vocab.json (ids 0, 1, ... in the order of `pieces`) and merges.txt."""
     vocab = {p: i for i, p in enumerate(pieces)}
     lines = ["#version: 0.2", *(f"{a} {b}" for a, b in merges)]
     return {
@@ -309,7 +309,7 @@ def byte_bpe_files(
 
 
 def _sentencepiece(model: bytes) -> tuple[str, list[str], set[int], bool]:
-    """Return kind, pieces, special ids and whether the model itself folds case."""
+    """Return kind, pieces, special ids, and whether the model itself folds case."""
     from sentencepiece import SentencePieceProcessor
 
     processor = SentencePieceProcessor(model_proto=model)

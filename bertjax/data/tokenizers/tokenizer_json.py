@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tokenizer.json holds: its pieces, what would harm, and options spelt out.
+"""The contents of a tokenizer.json: its pieces, harmful steps, and explicit options.
 
-Options of tokenizer_config.json change ids; which of them count is as in transformers 5
-(models/bert/tokenization_bert.py, .../roberta/tokenization_roberta.py): classes of
-BERT's and RoBERTa's families put their options in the place of what tokenizer.json
-says; to the class without a family tokenizer.json is all.
+Options in tokenizer_config.json change ids. Which of them count follows transformers 5
+(models/bert/tokenization_bert.py, .../roberta/tokenization_roberta.py): in the classes
+of BERT's and RoBERTa's families, options override tokenizer.json; for the class without
+a family, only tokenizer.json counts.
 """
 
 import json
@@ -13,26 +13,26 @@ from typing import Any
 
 from bertjax.data.tokenizers import backends
 
-ADDING = "Replace", "Prepend"  # steps that write what the file says
+ADDING = "Replace", "Prepend"  # steps that insert text given in the file
 GROWTH = 100  # characters that steps may make of one; Unicode's own make at most 18
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
-ROOM = 1 << 16  # ids without a piece; more than ten times the pieces is a mistake
-# Options of BERT's classes -> of the library's BertNormalizer.
+ROOM = 1 << 16  # ids without a piece that are allowed besides ten times the pieces
+# Options of BERT's classes -> options of the library's BertNormalizer.
 NORMALIZING = {
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
 PREFIX = "add_prefix_space"
-LSTRIP = "mask_lstrip"  # ours: whether the mask takes the space before it
-END = "end_piece"  # ours: the piece that has the roles of those that are not there
-# Families whose vocabularies lack pieces of BERT's -> their end of a text.
+LSTRIP = "mask_lstrip"  # our key: whether the mask includes the space before it
+END = "end_piece"  # our key: the piece with the roles for which there is no other piece
+# Families whose vocabularies lack some of BERT's special pieces -> their end of a text.
 ENDS = {"gpt2": "<|endoftext|>", "t5": "</s>"}
 
 
 def read_pieces(data: dict[str, Any]) -> tuple[str, list[str], set[int]]:
     """Return kind, pieces and special ids of a tokenizer.json.
 
-    Raises ValueError where its pieces and ids are not what they have to be.
+    Raises ValueError for pieces and ids that are invalid.
 
     >>> model = {"type": "WordPiece", "vocab": {"a": 0, "b": 2}}
     >>> read_pieces({"model": model})
@@ -97,10 +97,10 @@ def _added(tokens: Any) -> dict[str, Any]:
 
 
 def refuse_growth(data: dict[str, Any]) -> None:
-    """Raise ValueError where steps that add to a text make it GROWTH times as long.
+    """Raise ValueError if the steps that add to a text make it GROWTH times as long.
 
-    A few that multiply each other would take all memory at the first text. They are
-    tried one after another on their own patterns, and on each character of these.
+    A few steps that multiply each other would fill the memory at the first text. They
+    are applied in sequence to their own patterns, and to each character of these.
     """
     for name in ("normalizer", "decoder"):
         adding = [s for s in steps(data.get(name)) if s.get("type") in ADDING]
@@ -126,7 +126,7 @@ def refuse_growth(data: dict[str, Any]) -> None:
 
 
 def steps(step: Any) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a normalizer or decoder, those of sequences one by one.
+    """Yield the steps of a normalizer or decoder, with sequences flattened.
 
     >>> inner = [{"type": "NFC"}, {"type": "Lowercase"}]
     >>> [s["type"] for s in steps({"type": "Sequence", "normalizers": inner})]
@@ -143,10 +143,10 @@ def steps(step: Any) -> Iterator[dict[str, Any]]:
 
 
 def read_options(config: dict[str, Any], family: str | None) -> dict[str, Any]:
-    """Return a tokenizer_config.json without what its class ignores, with its defaults.
+    """Return a tokenizer_config.json without options its class ignores, with defaults.
 
-    family: config.json's model_type, which stands for a class that is not named.
-    Raises ValueError for what is not known.
+    family: config.json's model_type, which is used if no class is named. Raises
+    ValueError for unsupported values.
 
     >>> read_options({"do_lower_case": True}, "roberta")
     {'add_prefix_space': False}
@@ -171,19 +171,20 @@ def read_options(config: dict[str, Any], family: str | None) -> dict[str, Any]:
 
 
 def class_of(config: dict[str, Any], family: str | None) -> str:
-    """Return whose the tokenizer is, as `_class_name` has it."""
+    """Return the family of the tokenizer, in the form of `_class_name`."""
     return _class_name(config.get("tokenizer_class") or family)
 
 
 def _class_name(name: Any) -> str:
-    """Return what a class or a model_type has in common: "xlmroberta"."""
+    """Return the common form of a class name and a model_type: "xlmroberta"."""
     name = str(name).lower().replace("-", "")
     return name.removesuffix("fast").removesuffix("tokenizer")
 
 
 def end_piece(config: dict[str, Any], family: str | None) -> str:
-    """Return the piece that ends a text where tokenizer_config.json, or config.json's
-    model_type, names a family with few special pieces; else "".
+    """Return the piece that ends a text, in families with few special pieces.
+
+    tokenizer_config.json, or config.json's model_type, names the family; "" for others.
 
     >>> end_piece({"tokenizer_class": "GPT2TokenizerFast"}, "t5"), end_piece({}, "bert")
     ('<|endoftext|>', '')
@@ -198,10 +199,10 @@ def end_piece(config: dict[str, Any], family: str | None) -> str:
 def mask_lstrip(
     config: dict[str, Any], token_map: dict[str, Any], family: str | None
 ) -> bool:
-    """Tell whether the mask takes the space before it, where no tokenizer.json does.
+    """Return whether the mask includes the space before it, without a tokenizer.json.
 
-    To transformers 5 it does so where its files say it, and those of RoBERTa as it was
-    released do not. To a vocabulary without a class, which is none of theirs, it does.
+    In transformers 5 it does if its files say so, and RoBERTa's released files do not.
+    For a vocabulary without a class, which is not one of theirs, it does.
 
     token_map: special_tokens_map.json.
 
@@ -225,13 +226,13 @@ def json_files(data: dict[str, Any]) -> dict[str, bytes]:
 
 
 def special_tokens(ids: dict[str, int]) -> list[dict[str, Any]]:
-    """Return the `added_tokens` of special pieces, in order, by the ids of these."""
+    """Return the `added_tokens` entries of special pieces, {piece: id}, in order."""
     flags = dict.fromkeys(FLAGS, False) | {"special": True}
     return [{"id": i, "content": piece, **flags} for piece, i in ids.items()]
 
 
 def set_options(data: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """Return a tokenizer.json that does what its tokenizer_config.json says."""
+    """Return a tokenizer.json that follows the options of tokenizer_config.json."""
     normalizer, words = data.get("normalizer") or {}, data.get("pre_tokenizer") or {}
     if normalizer.get("type") == "BertNormalizer":
         options = {to: config[key] for key, to in NORMALIZING.items() if key in config}
@@ -250,7 +251,7 @@ def with_options(
     added: set[int],
     config: dict[str, Any],
 ) -> dict[str, bytes]:
-    """Return a vocabulary's files, as one tokenizer.json where options change its ids.
+    """Return a vocabulary's files, as one tokenizer.json if options change its ids.
 
     added: ids of the special pieces of added_tokens.json.
     """
@@ -271,7 +272,7 @@ def with_options(
 
 
 def lowers(normalizer: dict[str, Any] | None) -> bool | None:
-    """Tell whether a normalizer of tokenizer.json lower-cases; None: it has no say."""
+    """Return whether a normalizer lower-cases; None if no step of it is about case."""
     for step in steps(normalizer):
         if step["type"] == "BertNormalizer":
             return bool(step["lowercase"])
@@ -281,7 +282,7 @@ def lowers(normalizer: dict[str, Any] | None) -> bool | None:
 
 
 def set_lower(normalizer: dict[str, Any] | None, lower: bool) -> dict[str, Any] | None:
-    """Return a normalizer that lower-cases, or does not.
+    """Return a normalizer that lower-cases or does not, as `lower` says.
 
     >>> set_lower({"type": "Lowercase"}, False) is None
     True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learn a vocabulary from text, the same one every time."""
+"""Train a vocabulary on text; the same text gives the same one every time."""
 
 import io
 import json
@@ -11,23 +11,23 @@ from bertjax import UserError, registry
 from bertjax.data.tokenizers import backends, tokenizer_files
 from bertjax.data.tokenizers.plain_ids import SPECIAL
 
-SAMPLE_CHARACTERS = 10_000_000  # twice as much saves 0.2% of the tokens
+SAMPLE_CHARACTERS = 10_000_000  # twice as many save only 0.2% of the tokens
 TEXT_CHARACTERS = 4_000  # sentencepiece skips longer lines, so they are cut
-ALPHABET = 1_000  # letters a WordPiece vocabulary keeps, as BERT's makers advise
-# Each of these is a word to BERT's tokenizer, so that none follows another in a word;
-# as many are kept as fill half of the vocabulary.
+ALPHABET = 1_000  # letters in a WordPiece vocabulary, as recommended for BERT
+# BERT's tokenizer treats each of these as a word, so that none has a form with ##; at
+# most half of the vocabulary is filled with them.
 _HAN = re.compile(
     "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002ceaf"
     "\U0002f800-\U0002fa1f]"
 )
-LEAST = 16  # pieces; how many more a text needs is known when it was read
+LEAST = 16  # pieces; how many more a text needs is known only after it is read
 ROBERTA_SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 
 
 class Sample:
-    """Every k-th text added, k the smallest power of two that fits in `characters`.
+    """Every k-th text added, where k is the smallest power of two that fits.
 
-    Bounded memory, and no random numbers.
+    Its memory is bounded by `characters`, and it needs no random numbers.
     """
 
     def __init__(self, characters: float = SAMPLE_CHARACTERS) -> None:
@@ -37,7 +37,7 @@ class Sample:
         self.number = self.size = 0
 
     def add(self, text: str) -> bool:
-        """Keep a text, or not; return which."""
+        """Add a text to the sample, or skip it; return whether it was added."""
         kept = self.number % self.stride == 0
         self.number += 1
         if kept:
@@ -48,14 +48,14 @@ class Sample:
         return kept
 
     def thin(self) -> None:
-        """Keep every other text that there is, and of the next ones half as many."""
+        """Drop every other text, and add half as many of the following ones."""
         self.texts = self.texts[::2]
         self.stride *= 2
         self.size = sum(map(len, self.texts))
 
 
 def sample(texts: Iterable[str], characters: int = SAMPLE_CHARACTERS) -> list[str]:
-    """Sample texts, long ones cut.
+    """Return a sample of texts, with long ones cut.
 
     >>> sample(["aa", "bb", "cc", "dd", "ee"], characters=6)
     ['aa', 'cc', 'ee']
@@ -70,7 +70,7 @@ def sample(texts: Iterable[str], characters: int = SAMPLE_CHARACTERS) -> list[st
 def train(
     texts: Iterable[str], kind: str, vocab_size: int, lower_case: bool
 ) -> dict[str, bytes]:
-    """Learn a vocabulary; return the tokenizer's files (see `Tokenizer.files`).
+    """Train a vocabulary; return the tokenizer's files (see `Tokenizer.files`).
 
     Raises UserError for an unknown kind, no text, or too small a `vocab_size`.
     """
@@ -110,12 +110,12 @@ def _sentencepiece(
             bos_piece="[CLS]",
             eos_piece="[SEP]",
             control_symbols=["[MASK]"],
-            hard_vocab_limit=False,  # a small corpus gives what it has
+            hard_vocab_limit=False,  # a small corpus yields fewer pieces
             max_sentence_length=8 * TEXT_CHARACTERS,  # bytes
-            # A tenth of the library's default is as good for small vocabularies, and
+            # A tenth of the library's default is as good for small vocabularies and
             # takes half the time.
             seed_sentencepiece_size=max(100_000, 12 * vocab_size),
-            num_threads=4,  # fixed: sums of floats depend on how work is divided
+            num_threads=4,  # fixed, since sums of floats depend on the division of work
             minloglevel=2,
         )
     except RuntimeError as e:
@@ -140,8 +140,8 @@ def _wordpiece(
     letters = [c for c in ranked if not c.isspace() and not _HAN.match(c)][:ALPHABET]
     han = [c for c in ranked if _HAN.match(c)][: vocab_size // 2]
     alphabet = sorted(letters + han)
-    # The trainer numbers "##x" in the order of a hash map, another one in each
-    # process, and breaks ties by number. Naming them as special fixes the order.
+    # The trainer numbers "##x" in the order of a hash map, which differs between
+    # processes, and breaks ties by number. Passing them as special fixes the order.
     inner = ["##" + c for c in sorted(letters)]
     least = len(SPECIAL) + len(alphabet) + len(inner)
     if vocab_size < least:

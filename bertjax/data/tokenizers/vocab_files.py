@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the files that vocabularies and dictionaries lie in.
+"""Read the files of vocabularies and dictionaries.
 
-Every function raises UserError, which begins with `place`, for what cannot be read.
+Every function raises UserError, which begins with `place`, if a file cannot be read.
 """
 
 import codecs
@@ -32,7 +32,7 @@ def _refuse_empty(content: bytes, place: str) -> bytes:
 
 
 def read_unzipped(path: Path, place: str) -> bytes:
-    """Read what `read_bytes` reads; of a .gz file what is in it."""
+    """Read a file as `read_bytes` does, and decompress it if it is a .gz file."""
     content = read_bytes(path, place)
     if path.suffix != ".gz":
         return content
@@ -44,7 +44,7 @@ def read_unzipped(path: Path, place: str) -> bytes:
 
 
 def read_text(path: Path, place: str) -> str:
-    """Read a file of UTF-8, also .gz."""
+    """Read a UTF-8 file, also .gz."""
     content = read_unzipped(path, place)
     try:
         return content.decode("utf-8-sig")
@@ -54,7 +54,7 @@ def read_text(path: Path, place: str) -> str:
 
 
 def read_lines(path: Path, place: str) -> list[str]:
-    """Read the lines of a file of UTF-8; empty ones at its end are none."""
+    """Read the lines of a UTF-8 file; empty lines at its end are dropped."""
     # Only line feeds end lines: U+2028 may be a piece.
     lines = [line.removesuffix("\r") for line in read_text(path, place).split("\n")]
     while not lines[-1]:

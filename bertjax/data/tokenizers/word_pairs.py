@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pairs of words that stand for each other: he and she, him and her, Ann and Bob.
+"""Pairs of words that are counterparts: he and she, him and her, Ann and Bob.
 
-A text in which the words of all pairs have changed places is a counterfactual of it
-(Lu et al. 2018, arXiv 1807.11714); done twice, it is the text again. So no word is in
-two pairs: "her", which is both "him" and "his", can have one of them.
+Swapping the words of all pairs turns a text into its counterfactual (Lu et al. 2018,
+arXiv 1807.11714); a second swap restores the text. Therefore no word is in two pairs:
+"her", which is the counterpart of both "him" and "his", can have only one of them.
 """
 
 import re
@@ -15,15 +15,16 @@ from bertjax import UserError
 from bertjax.data.tokenizers.vocab_files import read_lines
 from bertjax.data.tokenizers.word_starts import whole_word
 
-Pairs = Mapping[str, str]  # each word of a pair and the other, in small letters
+Pairs = Mapping[str, str]  # each word of a pair -> the other, in lower case
 
 
 def read_pairs(path: str, key: str) -> Pairs:
-    """Read a file of pairs, two words a line, parted by white space.
+    """Read a file of pairs: two words per line, separated by white space.
 
-    Capitals do not count: those of a text are kept. Raises UserError, which names key
-    and line: no two words, a word in two pairs, words that capitals cannot be put on
-    and off (one letter, or one that has no capital of one letter).
+    Case is ignored; a swap keeps the case of the text. Raises UserError, which names
+    key and line, for a line without two words, a word in two pairs, and a word whose
+    case cannot be changed reversibly (one letter, or a letter without a capital that is
+    one letter).
     """
     where, pairs = f"{key}={path}", {}
     for number, line in enumerate(read_lines(Path(path), where), 1):
@@ -45,12 +46,12 @@ def read_pairs(path: str, key: str) -> Pairs:
 
 
 def _forms(word: str) -> tuple[str, str, str]:
-    """Return a word in small letters, with a capital, and in capitals."""
+    """Return a word in lower case, capitalized, and in upper case."""
     return word, word[0].upper() + word[1:], word.upper()
 
 
 def written_forms(pairs: Pairs) -> dict[str, str]:
-    """Return how the words of pairs are written, and the other written alike.
+    """Return each written form of the words, and the same form of the other word.
 
     >>> written_forms({"he": "she", "she": "he"})["HE"]
     'SHE'
@@ -63,10 +64,10 @@ def written_forms(pairs: Pairs) -> dict[str, str]:
 
 
 def swap_text(text: str, pairs: Pairs) -> str:
-    """Put the other word of its pair in the place of each word; capitals stay.
+    """Replace each word of a pair by the other one, in the same case.
 
-    A word stands between what are no letters; next to a script without spaces it ends
-    all the same. What is written otherwise (hE) stays.
+    A word is bounded by characters that are no letters, or by a script without spaces.
+    Other forms (hE) stay.
 
     >>> swap_text("He met her. THE END", {"he": "she", "she": "he"})
     'She met her. THE END'

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Marks of tokens that the vocabulary alone does not show: words and entities.
 
-A piece says by itself whether it begins a word ("##", "▁", "Ġ"; `word_starts` of the
-tokenizer), but for three things:
-- Chinese has no spaces, and a whole word is what a segmenter says: jieba
+A piece shows whether it begins a word ("##", "▁", "Ġ"; `word_starts` of the tokenizer),
+with three exceptions:
+- Chinese has no spaces, so that a segmenter decides what a word is: jieba
   (https://github.com/fxsjy/jieba), as in "Pre-Training with Whole Word Masking for
-  Chinese BERT" (Cui et al. 2021, section 3.1; there LTP);
-- which words are an entity, the record of the document says;
-- in byte BPE the first word of a paragraph has no space before it, and so no "Ġ", and
-  a part of a Chinese character does not say that the character begins with it.
+  Chinese BERT" (Cui et al. 2021, section 3.1; they use LTP);
+- the document's record states which words are an entity;
+- in byte BPE the first word of a paragraph has no space before it, and so no "Ġ"; and a
+  part of a Chinese character does not show that the character begins with it.
 """
 
 import hashlib
@@ -32,14 +32,14 @@ from bertjax.data.tokenizers.marked_words import MarkedWords, read_marked_words
 from bertjax.data.tokenizers.tokenizer import HAN, SPACELESS, WIDE, Tokenizer
 from bertjax.data.tokenizers.vocab_files import read_unzipped
 
-RULE = "marks-1"  # any change of the marks takes a new name
+RULE = "marks-1"  # version of the marks; any change of them needs a new one
 _HAN = re.compile(f"[{HAN}]")
-# Each of these is a word: of scripts without spaces a character, and their signs.
+# Each match is a word: characters of scripts without spaces, and their punctuation.
 ALONE = re.compile(f"{SPACELESS.pattern}|[{WIDE}]")
 
 
 class Jieba:
-    """Words of Chinese by jieba, its own dictionary (None) or a file like it."""
+    """Chinese words by jieba, with its own dictionary (None) or that of a file."""
 
     def __init__(self, dictionary: bytes | None) -> None:
         self.dictionary = dictionary
@@ -47,8 +47,8 @@ class Jieba:
         self.identity = f"jieba {_jieba().__version__} {digest}"
 
     def words_of(self, tags: set[str]) -> list[str]:
-        """Return the words of the dictionary that have one of these parts of speech,
-        its third column."""
+        """Return the words of the dictionary whose part of speech, in its third column,
+        is one of `tags`."""
         lines = _content(self.dictionary).decode("utf-8").splitlines()
         parts = (line.split() for line in lines)
         return [word for word, *more in parts if more[1:] and more[1] in tags]
@@ -71,7 +71,7 @@ class Jieba:
 
 def _jieba() -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its regular expressions
+        warnings.simplefilter("ignore")  # about jieba's regular expressions
         return registry.import_extra("jieba", "zh", "data.segmenter=jieba")
 
 
@@ -84,7 +84,7 @@ def _content(dictionary: bytes | None) -> bytes:
 
 @lru_cache(maxsize=1)
 def _make_cutter(dictionary: bytes | None) -> Any:
-    """Make jieba's tokenizer (a second) without its cache in /tmp."""
+    """Create jieba's tokenizer (takes a second) without its cache in /tmp."""
     cutter = _jieba().Tokenizer()
     file = io.BytesIO(_content(dictionary))
     file.name = "dictionary"
@@ -95,7 +95,7 @@ def _make_cutter(dictionary: bytes | None) -> Any:
 
 @dataclass
 class Marker:
-    """Encodes sentences and marks their tokens; `make_marker` makes it."""
+    """Encodes sentences and marks their tokens; `make_marker` creates it."""
 
     tokenizer: Tokenizer
     segmenter: Jieba | None
@@ -104,7 +104,7 @@ class Marker:
 
     @property
     def identity(self) -> str:
-        """Another string whenever the marks may be others."""
+        """A string that changes whenever the marks may change."""
         name = self.segmenter.identity if self.segmenter else ""
         marked = "".join(f"|{words.identity}" for words in self.marked)
         return f"{RULE}|{name}|{self.entities}{marked}"
@@ -116,22 +116,23 @@ class Marker:
         entities: tuple[str, ...],
         spanned: list[tuple[list[int], list[Span]]] | None = None,
     ) -> list[tuple[list[int], np.ndarray]]:
-        """Return of each sentence its ids and marks.
+        """Return the ids and marks of each sentence.
 
         Args:
           sentences: with the space before them in byte BPE; the ids are those of
             `backends.encode_sentences`.
           joined: whether the sentence follows another without a space.
-          entities: strings to look for, of the document; the longest one wins, and a
-            part of a word is none.
-          spanned: what the tokenizer's encode_spans gives of the sentences, where that
-            is known.
+          entities: the document's strings to look for; the longest match wins, and a
+            part of a word does not match.
+          spanned: the result of the tokenizer's encode_spans for the sentences, if
+            known.
 
         Returns:
-          ids and marks u8 [n] of each sentence, bits of token_flags.py: 1 begins a
-          word, 2 part of an entity, 4 begins one, 16 and 32 part of a marked word.
+          ids and marks u8 [n] of each sentence; the bits are those of token_flags.py: 1
+          begins a word, 2 part of an entity, 4 begins one, 16 and 32 part of a marked
+          word.
 
-        With jieba, where 北京 is an entity:
+        Worked example, with jieba, where 北京 is an entity:
 
             pieces     我   来   到   北   京      words 我, 来到, 北京
             marks      1    1    0    7    2
@@ -147,7 +148,7 @@ class Marker:
                 [(one.flag, one.find(s, w, e)) for one in self.marked]
                 for s, w, e in zip(sentences, words, named, strict=True)
             ]
-        # Spans cost time; most sentences need none.
+        # Spans take time to compute; most sentences need none.
         needs = [
             bool(w or e or any(spans for _, spans in c))
             for w, e, c in zip(words, named, classes, strict=True)
@@ -181,7 +182,7 @@ class Marker:
         return result
 
     def _begins(self, sentences: list[str], ids: list[Any]) -> list[np.ndarray]:
-        """Say by the pieces alone which tokens of sentences begin a word: bool [n]."""
+        """Return which tokens begin a word according to their pieces: bool [n] each."""
         flat = np.fromiter(chain.from_iterable(ids), np.int64)
         begins = self.tokenizer.word_starts[flat]
         edges = [0, *accumulate(map(len, ids))]
@@ -190,11 +191,11 @@ class Marker:
         return [begins[a:b] for a, b in pairwise(edges)]
 
     def _words(self, sentence: str) -> list[Span]:
-        """Return the spans of the words that the pieces do not show."""
+        """Return the spans of words whose starts the pieces do not show."""
         words = self.segmenter.words(sentence) if self.segmenter else []
         if self.tokenizer.joins_with_space:
             inside = {at for word in words for at in range(*word)}
-            # Or begins one, whatever bytes it is cut into.
+            # A character that begins a word does so whatever bytes it is cut into.
             alone = (m.span() for m in ALONE.finditer(sentence))
             words += [span for span in alone if span[0] not in inside]
         return words
@@ -202,14 +203,14 @@ class Marker:
 
 @lru_cache(maxsize=1)
 def _entity_pattern(entities: tuple[str, ...]) -> re.Pattern[str]:
-    """Return what finds the entities of a document."""
+    """Return a pattern that finds the entities of a document."""
     # Longest first: the alternatives are tried in order.
     ordered = sorted(set(entities), key=lambda e: (-len(e), e))
     return re.compile("|".join(map(whole_word, ordered)))
 
 
 def whole_word(entity: str) -> str:
-    """Return a pattern of an entity that is no part of a word.
+    """Return a pattern for an entity that matches whole words only.
 
     >>> [bool(re.search(whole_word(e), "Romeo在北京")) for e in ("Rome", "北京")]
     [False, True]
@@ -218,7 +219,7 @@ def whole_word(entity: str) -> str:
     def spaced(character: str) -> bool:
         return character.isalnum() and not SPACELESS.match(character)
 
-    # Next to a script without spaces a word ends all the same.
+    # A word also ends next to a script without spaces.
     before = rf"(?:(?<={SPACELESS.pattern})|(?<!\w))" if spaced(entity[0]) else ""
     after = rf"(?:(?={SPACELESS.pattern})|(?!\w))" if spaced(entity[-1]) else ""
     return before + re.escape(entity) + after
@@ -227,8 +228,10 @@ def whole_word(entity: str) -> str:
 def _begin_words(
     begins: np.ndarray, where: list[Span], words: list[Span], size: int
 ) -> None:
-    """Correct, in place, `begins` bool [n]: a token begins a word of `words` when one
-    starts in what is new in its span."""
+    """Correct `begins`, bool [n], in place for tokens within `words`.
+
+    Such a token begins a word if a word starts in the part of its span that no earlier
+    token covers."""
     covered = np.zeros(size, np.bool_)
     first = np.zeros(size, np.bool_)
     for start, end in words:
@@ -244,9 +247,11 @@ def _begin_words(
 
 
 def _tokens_of(spans: list[Span], where: list[Span]) -> Iterator[list[int]]:
-    """Yield the tokens that each of the spans of characters has a part in; where:
-    theirs, one after the other but for marks that a normalisation puts in order."""
-    # No token before `low` ends behind a place, and none from `high` on begins before.
+    """Yield the tokens that overlap each of the spans of characters.
+
+    where: the spans of the tokens, which ascend except for marks that a normalization
+    reorders."""
+    # Tokens before `low` end before the span, and those from `high` on begin after it.
     ends = [*accumulate((end for _, end in where), max)]
     begins = [*accumulate((start for start, _ in reversed(where)), min)][::-1]
     for first, last in spans:
@@ -264,14 +269,14 @@ def make_marker(
     entities: bool = False,
     marked: Mapping[str, str] | None = None,
 ) -> Marker | None:
-    """Make a marker, or None where the tokenizer's own table says everything.
+    """Create a marker, or return None if the tokenizer's own table is sufficient.
 
     segmenter: "" (none), "jieba", or "jieba:FILE" with a dictionary of lines "word
     frequency", also .gz. entities: whether documents have entities. marked: the values
     of data.concept and data.control, "" for none.
 
-    Raises UserError for an unknown segmenter, a missing package, no dictionary, and for
-    what `read_marked` does.
+    Raises UserError for an unknown segmenter, a missing package or dictionary, and in
+    the cases of `read_marked`.
     """
     chosen = make_segmenter(segmenter)
     words = read_marked(marked or {}, chosen, entities)
@@ -283,7 +288,7 @@ def make_marker(
 def read_marked(
     marked: Mapping[str, str], segmenter: Jieba | None, entities: bool
 ) -> tuple[MarkedWords, ...]:
-    """Read which words get bits of their own: {name of MARKED: value}. UserError."""
+    """Read which words get marks: {name of MARKED: value}. Raises UserError."""
     return tuple(
         read_marked_words(f"data.{name}", value, MARKED[name], segmenter, entities)
         for name, value in marked.items()
@@ -292,7 +297,7 @@ def read_marked(
 
 
 def make_segmenter(segmenter: str) -> Jieba | None:
-    """Make what data.segmenter names, "" being None; raises as `make_marker` does."""
+    """Create the segmenter of data.segmenter, None for ""; raises as `make_marker`."""
     name, _, path = segmenter.partition(":")
     if name not in ("", "jieba") or (path and not name):
         raise registry.unknown("data.segmenter", segmenter, ("jieba", "jieba:FILE"))
