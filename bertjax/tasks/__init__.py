@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model is finetuned on and how it is scored: task types, rows, metrics."""
+"""Finetuning tasks: their types, their rows and their metrics."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tasks that have a name, as data; what a config says refines them."""
+"""The named tasks, as data. The values of a config take precedence over theirs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,11 +8,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Task:
-    """train, valid: as data.train and data.valid have them, "" where they are the
-    user's to give. columns: of the text, of the second text if there is one. labels: in
-    the order of their classes; none for a score. objective, metrics: names
+    """The defaults of a named task.
+
+    train, valid: values for data.train and data.valid, "" if the user must give them.
+    columns: the column of the text, and of the second text if there is one. labels: in
+    the order of their classes; () for a score. objective, metrics: names
     (bertjax/objectives, tasks/metrics.py). choices: the columns of multiple choice.
-    files: of the benchmark as its own site gives it."""
+    files: the benchmark's files as its own site distributes them.
+    """
 
     train: str
     valid: str
@@ -27,11 +30,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Files:
-    """A benchmark's own folder of a task, which holds train.tsv and the like.
+    """The folder of a task in the benchmark's own layout, with train.tsv and the like.
 
-    columns, label, labels: where they are not the task's; test_columns: where a test
-    file has others. valid, test: {name: file}, with commas where a test has one of
-    several. submit: {name: the file to hand in}, where it is not FOLDER.tsv.
+    columns, label, labels: set if they differ from the task's; test_columns: set if
+    they differ in a test file. valid, test: {name: file}; a test may list alternative
+    files, separated by commas. submit: {name: file to submit}, if it is not FOLDER.tsv.
     """
 
     folder: str
@@ -44,12 +47,12 @@ class Files:
     submit: Mapping[str, str] = field(default_factory=dict)
 
     def file_to_submit(self, name: str) -> str:
-        """Return the name that the site wants for the answers to a test."""
+        """Return the file name that the site requires for the answers to a test."""
         return self.submit.get(name, f"{self.folder}.tsv")
 
 
 def of_tfds(name: str, *values: Any, **more: Any) -> Task:
-    """Make a task that TensorFlow Datasets has."""
+    """Make a task whose rows are in TensorFlow Datasets."""
     return Task(f"tfds:{name}:train", f"tfds:{name}:validation", *values, **more)
 
 
@@ -64,7 +67,7 @@ ENTITIES = ("PER", "ORG", "LOC", "MISC")
 QUESTIONS = ("question", "context"), (), "answers", "span", ("exact", "f1")
 PASSAGES = ("query", "positive"), (), "negatives", "retrieve"
 
-# Wang et al. 2019 (GLUE), table 1, with its metrics; files as its site has them.
+# GLUE: Wang et al. 2019, table 1, with its metrics; files as on its site.
 TASKS: Mapping[str, Task] = {
     "cola": of_tfds(
         "glue/cola",
@@ -128,7 +131,8 @@ TASKS: Mapping[str, Task] = {
         ("not_entailment", "entailment"),
         files=Files("WNLI", labels=NUMBERS),
     ),
-    # Zellers et al. 2018, as its CSV files have it: Devlin et al. 2019, section 4.4.
+    # Zellers et al. 2018, with the columns of its CSV files; Devlin et al. 2019,
+    # section 4.4.
     "swag": Task(
         "",
         "",
@@ -139,7 +143,7 @@ TASKS: Mapping[str, Task] = {
     "hellaswag": of_tfds(
         "hellaswag", ("context",), objective="choose", choices=("endings",)
     ),
-    # Lai et al. 2017: a row is an article with its questions.
+    # Lai et al. 2017. A row is an article with all its questions.
     "race": Task(
         "tfds:race/high:train,tfds:race/middle:train",
         "high=tfds:race/high:dev,middle=tfds:race/middle:dev",
@@ -148,17 +152,17 @@ TASKS: Mapping[str, Task] = {
         objective="choose",
         choices=("options",),
     ),
-    # Rajpurkar et al. 2016 and 2018 (some questions have no answer).
+    # Rajpurkar et al. 2016, and 2018, where some questions have no answer.
     "squad": of_tfds("squad/v1.1", *QUESTIONS),
     "squad2": of_tfds("squad/v2.0", *QUESTIONS),
-    # The question is one word, cause or effect.
+    # The question is one word: cause or effect.
     "copa": of_tfds(
         "super_glue/copa",
         ("premise", "question"),
         objective="choose",
         choices=("choice1", "choice2"),
     ),
-    # Tjong Kim Sang and De Meulder 2003; labels in the order of TensorFlow Datasets.
+    # Tjong Kim Sang and De Meulder 2003; labels in TensorFlow Datasets' order.
     "conll2003": Task(
         "tfds:conll2003:train",
         "tfds:conll2003:dev",
@@ -168,8 +172,8 @@ TASKS: Mapping[str, Task] = {
         "tag",
         ("f1", "precision", "recall", "accuracy"),
     ),
-    # Any folder of BEIR's, by its two measures (Thakur et al. 2021); MS MARCO's own
-    # one is another (Nguyen et al. 2016).
+    # Any data set in BEIR's layout, with BEIR's two metrics (Thakur et al. 2021). MS
+    # MARCO has its own metric (Nguyen et al. 2016).
     "beir": Task("", "", *PASSAGES, ("ndcg@10", "recall@100")),
     "msmarco": Task("", "", *PASSAGES, ("mrr@10", "recall@100")),
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GLUE's text: where its own folders and TensorFlow Datasets have a task's rows."""
+"""Find GLUE's rows, in the benchmark's own folders or in TensorFlow Datasets."""
 
 import contextlib
 from collections.abc import Sequence
@@ -13,17 +13,19 @@ from bertjax.tasks.catalog import Task
 from bertjax.tasks.tables import Row, Say, read_text
 
 DIAGNOSTIC = "tfds:glue/ax:test"
-NUMBERS = ("index", "id", "idx")  # columns of a test: of the files, QQP's, TFDS's
+# Columns with a test row's number: in the files, in QQP's file, in TFDS.
+NUMBERS = ("index", "id", "idx")
 
 
 def train_arguments(
     task: Task, folder: Path | None, copies: Path, say: Say
 ) -> list[str]:
-    """Return the arguments that name a task's training and validation text.
+    """Return the command-line arguments that name a task's training and validation
+    files.
 
-    folder: that of the benchmark's own folders; None: TensorFlow Datasets, which the
-    task itself names. copies: for `drop_uneven_rows`. Raises UserError where there is
-    no text.
+    folder: contains the benchmark's own folders; None: TensorFlow Datasets, which the
+    task names itself. copies: see `drop_uneven_rows`. Raises UserError for missing
+    files.
     """
     if folder is None:
         open_split(task.train, {task.label: "task.label"})
@@ -42,7 +44,7 @@ def train_arguments(
 
 
 def find_table(path: Path) -> Path:
-    """Return a file, or the same with .gz. Raises UserError where there is none."""
+    """Return the path, or the path with .gz. Raises UserError if neither exists."""
     for file in (path, path.with_name(f"{path.name}.gz")):
         if file.is_file():
             return file
@@ -50,10 +52,11 @@ def find_table(path: Path) -> Path:
 
 
 def drop_uneven_rows(file: Path, copies: Path, say: Say) -> Path:
-    """Return a table whose rows have as many cells as its first: the file, or a copy.
+    """Return a table in which every row has as many cells as the first.
 
-    The copy, in a folder of `copies`, lacks the others, of which QQP's files have some:
-    fairseq's preprocess_GLUE_tasks.sh leaves them out too. Says how many.
+    If all rows have, this is the file itself; otherwise it is a copy, in a folder of
+    `copies`, without the other rows, whose number is reported. QQP's files have such
+    rows, and fairseq's preprocess_GLUE_tasks.sh leaves them out too.
     """
     lines = read_text(str(file)).split("\n")
     even = [line for line in lines if line.count("\t") == lines[0].count("\t")]
@@ -67,10 +70,10 @@ def drop_uneven_rows(file: Path, copies: Path, say: Say) -> Path:
 
 
 def test_sources(task: Task, folder: Path | None, say: Say) -> dict[str, str]:
-    """Return what a task's tests are read from: {name: file, or tfds:}.
+    """Return the sources of a task's tests: {name: file or tfds:...}.
 
-    folder: as `train_arguments` has it; says which file does not exist. MNLI's model
-    answers the diagnostic rows, AX, too.
+    folder: as in `train_arguments`; missing files are reported. MNLI's tests include
+    the diagnostic rows, AX.
     """
     if folder is None:
         valid = named_sources(task.valid, "data.valid")
@@ -88,9 +91,10 @@ def test_sources(task: Task, folder: Path | None, say: Say) -> dict[str, str]:
 
 
 def row_numbers(rows: Sequence[Row]) -> list[int]:
-    """Return which row of the test each is: what its column says, else its place.
+    """Return the number of each row in the test: from a column, otherwise its position.
 
-    Raises UserError where that is no number, or another row's.
+    Raises UserError if the column holds something else than a number, or a number
+    twice.
     """
     name = next((n for n in NUMBERS if n in rows[0].cells), None)
     if name is None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A knowledge graph: its entities and relations, what is known of it, and ranks.
+"""A knowledge graph: its entities, relations and known triples; queries and ranks.
 
-Completion is scored as knowledge graphs are (Bordes et al. 2013, section 4.2): of
-(h, r, ?) and (?, r, t) all entities are ranked, those aside that are known to be right
-too (filtered). Where entities share the score of the right one it has, realistically,
-the mean of the best and the worst of their ranks (Berrendorf et al. 2020, arXiv
+Completion is scored as is usual (Bordes et al. 2013, section 4.2): for (h, r, ?) and
+(?, r, t) all entities are ranked, except other entities that are known to be right
+(filtered). If other entities have the same score as the right one, its realistic rank
+is the mean of the best and the worst possible rank (Berrendorf et al. 2020, arXiv
 2002.06914).
 """
 
@@ -24,14 +24,14 @@ from bertjax.tasks.triple_files import BLANK, Described, Triple
 HITS = 1, 3, 10
 METRICS = ("mrr", *(f"hits@{k}" for k in HITS), "mean_rank")
 METRICS += ("mrr_optimistic", "mrr_pessimistic")
-HEAD, RELATION, TAIL = range(3)  # which part of a triple is asked for: its column
+HEAD, RELATION, TAIL = range(3)  # the columns of triples; a side is one of them
 SIDES = {"head": HEAD, "relation": RELATION, "tail": TAIL}
 
 
 class Queries(NamedTuple):
-    """triples i32 [n, 3] of which one part is asked for: sides i64 [n], its column.
+    """Queries: triples i32 [n, 3], and sides i64 [n], the column that is asked for.
 
-    A part that nobody knows is -1.
+    An unknown part is -1.
     """
 
     triples: np.ndarray
@@ -39,38 +39,38 @@ class Queries(NamedTuple):
 
     @property
     def answers(self) -> np.ndarray:
-        """What is asked for: entities or relations, i32 [n]."""
+        """The right answers: entities or relations, i32 [n]."""
         return self.triples[np.arange(len(self.sides)), self.sides]
 
     def take(self, which: np.ndarray) -> Self:
-        """Return some of them, by number or by mask."""
+        """Return the queries with these numbers, or those of a mask."""
         return Queries(self.triples[which], self.sides[which])
 
     def join(self, more: Self) -> Self:
-        """Return these and more."""
+        """Return these queries followed by `more`."""
         return Queries(*map(np.concatenate, zip(self, more, strict=True)))
 
 
 def both_sides(triples: np.ndarray) -> Queries:
-    """Ask for the tail of each triple, and then for its head: 2 n queries."""
+    """Return 2 n queries: for each triple, one for its tail, then one for its head."""
     sides = np.tile([TAIL, HEAD], len(triples))
     return Queries(np.repeat(triples, 2, axis=0), sides)
 
 
 def no_triples(graph: "Graph") -> np.ndarray:
-    """Return none, i32 [0, 3]."""
+    """Return an empty array of triples, i32 [0, 3]."""
     return np.zeros((0, 3), np.int32)
 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """Entities and relations, by number, and what all files together say of them.
+    """Numbered entities and relations, their descriptions, and the known triples.
 
-    texts: what they are called, of those that files describe. known: reads the triples
-    i32 [n, 3] by which ranks are filtered; learnt: those that are learnt. settings:
-    what config.task says of how they are completed. is_open: whether entities that are
-    in no triple yet may be asked for, and what texts say of them is kept. is_saved:
-    whether it is a checkpoint's.
+    texts: the descriptions that files give, by id. known: returns the triples i32
+    [n, 3] by which ranks are filtered; learnt: returns the triples to train on.
+    settings: the keys of config.task for completion. is_open: whether queries may ask
+    for entities that are in no triple yet; their descriptions are then saved, too.
+    is_saved: whether the graph comes from a checkpoint.
     """
 
     entities: Sequence[str]
@@ -91,11 +91,11 @@ class Graph:
         texts: Mapping[str, Described],
         is_open: bool,
     ) -> Self:
-        """Take the entities and relations of triples in the order of their first one.
+        """Build a graph of the entities and relations of triples, in order of first use.
 
-        others: of the validation sets, whose entities belong to the graph where it is
-        open, by their ids or names, or where texts describe them. Raises UserError for
-        a name of several.
+        others: the triples of the validation sets. Their entities join an open graph,
+        by id or name; a closed graph gets only those that texts describe. Raises
+        UserError for a name that several entities or relations have.
         """
         entities = dict.fromkeys(end for t in train for end in (t.head, t.tail))
         relations = dict.fromkeys(t.relation for t in train)
@@ -120,13 +120,15 @@ class Graph:
 
     @property
     def width(self) -> int:
-        """More than any number of an entity or a relation."""
+        """A number greater than that of any entity or relation."""
         return max(len(self.entities), len(self.relations), 1)
 
     @cached_property
     def entities_by_name(self) -> dict[str, list[str]]:
-        """The ids of the entities of each name; where the graph is open also of those
-        that are in no triple."""
+        """The ids of the entities of each name.
+
+        An open graph includes entities that are in no triple.
+        """
         return self._by_name([*self.entities, *self._others])
 
     @cached_property
@@ -142,28 +144,31 @@ class Graph:
 
     @cached_property
     def _others(self) -> dict[str, None]:
-        """The ids that texts describe, and that are in no triple, of an open graph."""
+        """In an open graph, the ids that texts describe and that are in no triple."""
         known = self.entity_numbers.keys() | self.relation_numbers.keys()
         names = self.texts if self.is_open else ()
         return dict.fromkeys(name for name in names if name not in known)
 
     def describe(self, name: str) -> Described:
-        """Return what an entity or a relation is called: without a file, its id."""
+        """Return the description of an entity or relation; without one, its id."""
         return self.texts.get(name) or Described(name)
 
     @cached_property
     def edges(self) -> np.ndarray:
-        """Triples that are learnt, each once: i32 [n, 3]."""
+        """The triples to train on, without repeats: i32 [n, 3]."""
         return np.unique(self.learnt(self), axis=0)
 
     @cached_property
     def known_triples(self) -> np.ndarray:
-        """Triples that are known to be right, i32 [n, 3]."""
+        """The triples that are known to be right, i32 [n, 3]."""
         return self.known(self)
 
     def entity_id(self, name: str, place: str) -> str:
-        """Return the id of an entity by this, or by a name that it alone has; what is
-        neither as it is. Raises UserError, naming the place, for a name of several."""
+        """Return the id of an entity, given its id or its unique name.
+
+        Any other string is returned unchanged. Raises UserError, naming the place, for
+        a name that several entities have.
+        """
         if name in self.entity_numbers or name in self._others:
             return name
         return _only("entity", "entities", name, self.entities_by_name, place)
@@ -183,9 +188,9 @@ class Graph:
         )
 
     def entity(self, name: str, place: str) -> int:
-        """Return the number of an entity by its id, or by a name that it alone has.
+        """Return the number of an entity, given its id or its unique name.
 
-        Raises UserError, naming the place.
+        Raises UserError, naming the place, for an unknown or ambiguous one.
         """
         number = self.entity_numbers.get(self.entity_id(name, place))
         if number is None:
@@ -202,9 +207,9 @@ class Graph:
         return number
 
     def numbers(self, triples: Sequence[Triple]) -> np.ndarray:
-        """Return the triples by the numbers of their parts, -1 for BLANK: i32 [n, 3].
+        """Return the triples as numbers, -1 for BLANK: i32 [n, 3].
 
-        Raises UserError, naming the place, for what the graph does not have.
+        Raises UserError, naming the place, for parts that the graph does not have.
         """
         entities, relations = self.entity_numbers, self.relation_numbers
 
@@ -220,7 +225,10 @@ class Graph:
         return np.array(rows, np.int32).reshape(-1, 3)
 
     def with_names(self, entities: Iterable[str], relations: Iterable[str]) -> Self:
-        """Return the graph with entities and relations behind its own, which stay."""
+        """Return the graph with more entities and relations after its own.
+
+        Its own keep their numbers.
+        """
         own = self.entity_numbers, self.relation_numbers
         entities, relations = (
             [*dict.fromkeys([*known, *more])]
@@ -231,16 +239,17 @@ class Graph:
             self,
             entities=entities,
             relations=relations,
-            known=lambda graph: self.known_triples,  # numbers stay
+            known=lambda graph: self.known_triples,  # numbers do not change
             learnt=lambda graph: self.edges,
             _cache=self._cache if same else {},
         )
 
     def cached(self, name: str, make: Callable[[], Any], tokenizer: Any) -> Any:
-        """Make what depends on the graph's parts, its settings and a tokenizer once.
+        """Return the cached result of `make()`, by name and tokenizer.
 
-        Graphs that were made of this one by `with_known`, or by `with_names` without
-        another name, share it.
+        The result may depend only on the graph's parts, its settings and the tokenizer.
+        Graphs made from this one by `with_known`, or by `with_names` without new names,
+        share the cache.
         """
         key = name, tokenizer.identity
         if key not in self._cache:
@@ -248,13 +257,13 @@ class Graph:
         return self._cache[key]
 
     def with_known(self, triples: np.ndarray) -> Self:
-        """Return the graph in which more triples are known to be right."""
+        """Return the graph with more triples that are known to be right."""
         more = self.known_triples
         both = np.concatenate([more, triples])
         return replace(self, known=lambda graph: both)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of the graph: no triples."""
+        """Return the parts of the graph that a checkpoint stores; no triples."""
         ids = (*self.entities, *self.relations)
         names = self.texts if self.is_open else ids
         texts = {name: [*self.texts[name]] for name in names if name in self.texts}
@@ -272,22 +281,25 @@ class Graph:
         learnt: Callable[["Graph"], np.ndarray],
         settings: Mapping[str, Any],
     ) -> Self:
-        """Return a checkpoint's graph. known, learnt: read the triples, at need."""
+        """Return a checkpoint's graph; known, learnt read the triples when needed."""
         texts = {name: Described(*text) for name, text in facts["texts"].items()}
         parts = facts["entities"], facts["relations"], texts
-        # A graph that is not open has kept no texts of others.
+        # If the saved graph was not open, it has no texts of entities without triples.
         return cls(*parts, known, learnt, settings, is_open=True, is_saved=True)
 
     @cached_property
     def vocabulary(self) -> np.ndarray:
-        """Entities and relations in their order, and their texts, as bytes u8 [n]."""
+        """The JSON of entities, relations and texts, as bytes u8 [n]."""
         return np.frombuffer(json.dumps(self.to_json()).encode(), np.uint8)
 
 
 def _only(
     what: str, plural: str, name: str, by_name: Mapping[str, list[str]], place: str
 ) -> str:
-    """Return the one id of a name, of none the name. Raises UserError for more."""
+    """Return the only id with this name, or the name itself if there is none.
+
+    Raises UserError for several ids.
+    """
     ids = by_name.get(name, [name])
     if len(ids) > 1:
         raise UserError(
@@ -308,10 +320,11 @@ def _unknown(what: str, name: str, known: Iterable[str], place: str) -> UserErro
 def check_queries(
     triples: Sequence[Triple], labelled: bool, asks: str = "head, or of the tail"
 ) -> None:
-    """Refuse a BLANK in a triple that says what is right, and a query that has none
-    where one is expected, or more: UserError, naming the place.
+    """Raise UserError, naming the place, for a BLANK in labeled triples, and for
+    queries that do not have exactly one BLANK, in the right part.
 
-    asks: which parts may be asked for; or "relation".
+    asks: the parts that queries may ask for, as words of the message; "relation" or the
+    ends.
     """
     for t in triples:
         blanks = (t.head, t.relation, t.tail).count(BLANK)
@@ -331,11 +344,11 @@ def check_queries(
 def ranking_scores(
     greater: np.ndarray, equal: np.ndarray, names: Sequence[str] = METRICS
 ) -> dict[str, float]:
-    """Compute the metrics of queries by how many entities have a greater score than the
-    right one, and how many others the same: [n] each.
+    """Compute the metrics of queries from the counts of `entity_ranks.count_above`.
 
-    As pykeen's RankBasedEvaluator has them: realistic ranks unless a name says
-    otherwise.
+    greater, equal: [n] each, the number of entities with a greater score than the right
+    one, and of other entities with the same score. Metrics are those of pykeen's
+    RankBasedEvaluator, with realistic ranks unless the name says otherwise.
 
     >>> ranking_scores(np.array([0, 2]), np.array([0, 1]), ["mrr", "mean_rank"])
     {'mrr': 0.6428571428571428, 'mean_rank': 2.25}
@@ -356,7 +369,7 @@ def ranking_scores(
 def score_sides(
     outputs: Outputs, sides: np.ndarray, names: Sequence[str]
 ) -> dict[str, dict[str, float]]:
-    """Compute the metrics of the queries of each side: {"head": {...}, "tail": ...}."""
+    """Compute the metrics for each side: {"head": {...}, "tail": ...}."""
     greater, equal = (np.asarray(outputs[name]) for name in ("greater", "equal"))
     return {
         name: ranking_scores(greater[sides == side], equal[sides == side], names)
@@ -373,7 +386,8 @@ def answer_of(
 ) -> dict[str, Any]:
     """Return {"entities": [{"name", "probability"}, ...]}, as predict prints it.
 
-    With "id" where files say what entities are called. what: or "relations".
+    If the graph has descriptions, each also has its "id". what: "entities" or
+    "relations".
     """
     ids, found = getattr(graph, what), []
     pairs = zip(numbers.tolist(), probabilities.tolist(), strict=True)

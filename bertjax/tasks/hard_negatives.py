@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choose hard negatives: what a search finds for a query and is wrong."""
+"""Choose hard negatives: wrong passages that a search finds for a query."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,13 +14,14 @@ def choose_negatives(
     count: int,
     margin: float,
 ) -> list[list[int]]:
-    """Return up to `count` negatives of each query, the hardest first.
+    """Return up to `count` negatives per query, hardest first.
 
-    found i64 [q, k], scores f32 [q, k]: what a search finds, best first, -1 for none.
-    What answers a query, or has the text of what does, is none; nor is what scores more
-    than the least of the query's answers among these less the share `margin` of its
-    size: often an answer that nobody has marked (de Souza P. Moreira et al. 2024, arXiv
-    2407.15831, TopK-PercPos). A query without an answer among these has no bound.
+    found i64 [q, k], scores f32 [q, k]: the results of a search, best first, -1 for
+    none. A passage that answers the query, or has the same text as one that does, is
+    not a negative. Neither is a passage that scores more than s - margin |s|, where s
+    is the lowest score of an answer among the results: it is often an unmarked answer
+    (de Souza P. Moreira et al. 2024, arXiv 2407.15831, TopK-PercPos). A query without
+    an answer among the results has no such bound.
 
     >>> found, scores = np.array([[4, 7, 2, 5]]), np.array([[1, 0.99, 0.8, 0.5]])
     >>> choose_negatives(found, scores, [{4: 1}], "abcdefgh", 2, margin=0.05)

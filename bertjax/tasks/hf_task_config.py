@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What config.json of an exported model says of its task that bertjax alone reads."""
+"""The keys of an exported model's config.json that only bertjax reads: its task's."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from bertjax import UserError
 from bertjax.tasks import prepare_task
 from bertjax.tasks.task_type import get_task_type
 
-PREFIX = "bertjax_"  # begins such keys
+PREFIX = "bertjax_"  # of these keys
 THRESHOLD = f"{PREFIX}threshold"
 WORDS = "text", "text_pair", "choices", "label", "target", "metrics"
 
@@ -18,11 +18,12 @@ WORDS = "text", "text_pair", "choices", "label", "target", "metrics"
 def to_json(
     task: Mapping[str, Any], config: ConfigDict, raw: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the columns of its tables and its metrics; of questions, whose files name
-    everything, their limits and the threshold.
+    """Return the keys of a task: the columns of its tables, its settings and metrics,
+    or those that its type exports, and the threshold.
 
-    task: what the checkpoint says (prepare_task.py's `facts`), {} of no task. raw: the
-    config.json of a model that was imported: what it does not say is not known.
+    task: the task's part of the checkpoint (prepare_task.py's `facts`), {} for none.
+    raw: the config.json of an imported model; keys that it lacks are then left out,
+    since they are not known.
     """
     if not task or (task_type := get_task_type(config.objective)).makes_vectors:
         return {}
@@ -38,9 +39,9 @@ def to_json(
 
 
 def from_json(raw: Mapping[str, Any], config: ConfigDict, where: str) -> dict[str, Any]:
-    """Return what such a config.json tells of a task, the rest to config.task.
+    """Set the keys of config.task from a config.json; return the threshold, if any.
 
-    Raises UserError.
+    Returns {"threshold": number} or {}. Raises UserError for invalid values.
     """
     task_type = get_task_type(config.objective)
     for key in (*WORDS, *task_type.settings):

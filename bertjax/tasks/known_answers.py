@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known to answer queries of a graph: found by what they give."""
+"""Look up the known answers to a graph's queries, by the given parts of the triple."""
 
 import numpy as np
 
@@ -8,10 +8,10 @@ from bertjax.tasks.graphs import SIDES, Queries
 
 
 class KnownAnswers:
-    """What is known to answer queries, right answers included.
+    """The known answers to queries, the right answer included.
 
-    Built of triples i32 [n, 3], which may repeat; width: more than any number in them
-    and in queries.
+    Built from triples i32 [n, 3], which may repeat. width: a number greater than any in
+    the triples and in queries.
     """
 
     def __init__(self, triples: np.ndarray, width: int) -> None:
@@ -24,13 +24,15 @@ class KnownAnswers:
             self.sorted[side] = keys[order], triples[order, side].astype(np.int32)
 
     def _keys(self, triples: np.ndarray, side: int) -> np.ndarray:
-        """Number what is given of triples: i64 [n]."""
+        """Return one number for the two given parts of each triple: i64 [n]."""
         first, last = (part for part in SIDES.values() if part != side)
         return triples[:, first].astype(np.int64) * self.width + triples[:, last]
 
     def ranges(self, queries: Queries) -> tuple[np.ndarray, np.ndarray]:
-        """Return where the answers to queries begin and end among those of their side:
-        i64 [n] each."""
+        """Return the range of each query's answers in `sorted` of its side.
+
+        The beginning and the end are i64 [n] each.
+        """
         begin, end = np.zeros((2, len(queries.sides)), np.int64)
         for side, (keys, _) in self.sorted.items():
             mine = np.flatnonzero(queries.sides == side)
@@ -40,24 +42,25 @@ class KnownAnswers:
         return begin, end
 
     def most(self, queries: Queries) -> int:
-        """Return how many known answers a query has at most."""
+        """Return the largest number of known answers of a query, at least 1."""
         begin, end = self.ranges(queries)
         return int((end - begin).max(initial=1))
 
     def others(self, queries: Queries, width: int) -> np.ndarray:
-        """Return the known answers to each query but the right one: i32 [n, width].
+        """Return the known answers to each query, except the right one: i32 [n, width].
 
-        -1 where there are no more.
+        Other entries are -1.
         """
         out = self.share(queries, np.zeros(len(queries.sides), np.int64), width)
         out[out == queries.answers[:, None]] = -1
         return out
 
     def shares(self, queries: Queries, width: int) -> tuple[Queries, np.ndarray]:
-        """Return queries that ask the same once for every `width` of their answers, and
-        the first answer of each share, i64 [n].
+        """Return each distinct query once per `width` of its answers.
 
-        Of one with 5 answers and a width of 2 there are three: from 0, 2 and 4 on.
+        Also returns the number of the first answer of each share, i64 [n]. A query with
+        5 answers and a width of 2 is returned three times: for the answers from 0, 2
+        and 4 on.
         """
         begin, end = self.ranges(queries)
         same = np.stack([queries.sides, begin], axis=1)
@@ -67,8 +70,10 @@ class KnownAnswers:
         return queries.take(np.repeat(first, count)), ramps(count) * width
 
     def share(self, queries: Queries, first: np.ndarray, width: int) -> np.ndarray:
-        """Return `width` of the known answers to each query, from first i64 [n] on: i32
-        [n, width], -1 where there are no more."""
+        """Return up to `width` known answers to each query, from first i64 [n] on.
+
+        The result is i32 [n, width], padded with -1.
+        """
         begin, end = self.ranges(queries)
         count = np.clip(end - begin - first, 0, width)
         row = np.repeat(np.arange(len(count)), count)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of questions that a text is written to, out of passages (types/rag.py).
+"""Rows of questions, for texts generated from passages (types/rag.py).
 
-A question has its passages (AugmentedRows), or a step finds them in tables that are
-made of an index (SearchingRows).
+Either each question has its passages (AugmentedRows), or a step finds them in tables
+made from an index (SearchingRows).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,9 +27,9 @@ QUESTION = {"ids": "input_ids", "mask": "attention_mask"}
 
 @dataclass(frozen=True, eq=False)
 class MarginalRows(Rows):
-    """Questions whose target is written out of several passages.
+    """Questions with a target that is generated from several passages.
 
-    inner: of each question `k` rows, one after the other.
+    inner: `k` consecutive rows per question.
     """
 
     inner: Sequences
@@ -49,12 +49,12 @@ class MarginalRows(Rows):
         return replace(self, inner=self.inner.for_scores())
 
     def texts_of(self, outputs: Outputs) -> list[str]:
-        """Return what was written for each row."""
+        """Return the generated text of each row."""
         decode = self.inner.tokenizer.decode
         return [decode(ids) for ids in self.inner.written(outputs)]
 
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
-        """Score targets, by "nats" f32 [n], and what was written by SQuAD's rules."""
+        """Compute perplexity from "nats" f32 [n], and SQuAD's scores of the texts."""
         inner, more = self.inner, self.form.targets.width - self.form.targets.length
         first = inner.first[example * self.k]
         tokens = float((inner.target_sizes[first] + more).sum())
@@ -67,12 +67,12 @@ class MarginalRows(Rows):
         return {name: found[name] for name in self.form.metrics}
 
     def passages_of(self, outputs: Outputs) -> Iterable[Sequence[Mapping[str, Any]]]:
-        """Return the passages of each row, as they were found."""
+        """Return the retrieved passages of each row."""
         raise NotImplementedError
 
     def answers(self, outputs: Outputs, read: Sequence[Row]) -> Iterator[Any]:
-        """Yield {"text", "score", "passages"}: what was written, the sum of ln p of its
-        tokens, and the passages as they were found."""
+        """Yield {"text", "score", "passages"}: the generated text, the sum of ln p of
+        its tokens, and the retrieved passages."""
         scores = np.asarray(outputs["generated_scores"], np.float64).tolist()
         each = self.texts_of(outputs), scores, self.passages_of(outputs)
         for text, score, passages in zip(*each, strict=True):
@@ -83,8 +83,8 @@ class MarginalRows(Rows):
 class AugmentedRows(MarginalRows):
     """Questions with k passages each.
 
-    passage_scores f32 [n, k]; is_passage bool [n, k]. answered: the passages, where
-    rows are to be answered.
+    passage_scores f32 [n, k]; is_passage bool [n, k]. answered: the passages of rows to
+    answer; otherwise ().
     """
 
     passage_scores: np.ndarray
@@ -111,8 +111,8 @@ class AugmentedRows(MarginalRows):
         return kept.max(axis=1), cut.sum(axis=1)
 
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
-        """Make rows: [b, k, ...] of what `Sequences.gather` makes, but lm_ids i32 and
-        lm_weights f32 [b, T]; passage_scores, passage_weights f32 [b, k]."""
+        """Make rows: the arrays of `Sequences.gather` as [b, k, ...], except lm_ids i32
+        and lm_weights f32 [b, T]; passage_scores, passage_weights f32 [b, k]."""
         k = self.k
         inner = replace(self.inner, length=self.length)
         each = (example[:, None] * k + np.arange(k)).ravel()
@@ -127,7 +127,7 @@ class AugmentedRows(MarginalRows):
         return batch | {"passage_weights": self.is_passage[example].astype(np.float32)}
 
     def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
-        """Yield the first passage's row, and the target."""
+        """Yield the row of the first passage, and the target."""
         one = {x: v if x in OF_ALL else v[0] for x, v in row.items()}
         return self.inner.tell(one, example * self.k, tokenizer)
 
@@ -140,8 +140,8 @@ class AugmentedRows(MarginalRows):
 
 
 class TableSizes(NamedTuple):
-    """What a step has to know of the tables that it searches: how many passages there
-    are, the numbers of their vectors, and the tokens of the longest."""
+    """The sizes of the tables that a step searches: the number of passages, the width
+    of their vectors, and the most tokens of a passage."""
 
     passages: int
     width: int
@@ -150,10 +150,11 @@ class TableSizes(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SearchingRows(MarginalRows):
-    """Questions whose passages a step finds (objectives/find_passages.py).
+    """Questions, without their passages, which a step finds
+    (objectives/find_passages.py).
 
-    found: the passages of the index, and texts, what
-    they hold, as ids; vectors: f32 [N, D], in a file; digest: of the index.
+    found: the passages of the index; texts: their token ids; vectors: f32 [N, D], in a
+    file; digest: the index's.
     """
 
     found: Sequence[Passage]
@@ -173,19 +174,19 @@ class SearchingRows(MarginalRows):
 
     @property
     def before(self) -> int:
-        """Slots of a row before its passage: of the question, and what parts them."""
+        """Slots of a row before the passage: for the question and separators."""
         bare = self.form.targets.bare
         return self.form.limits.question_length + 1 - bare + self.form.separators
 
     @property
     def set_aside(self) -> int:
-        """Slots that a passage leaves: for [SEP], and where it stands in the row for
-        the target, given or yet to be written."""
+        """Slots that a passage leaves free: for [SEP], and for a target in the same
+        row, whether given or yet to be generated."""
         return 1 + self.inner.reserved
 
     @property
     def after(self) -> int:
-        """Slots behind a passage that a row has."""
+        """Slots of a row after the passage."""
         return self.set_aside if self.inner.targets is not None else 1
 
     @cached_property
@@ -196,7 +197,7 @@ class SearchingRows(MarginalRows):
 
     @cached_property
     def tables(self) -> dict[str, np.ndarray]:
-        """The tables: of vectors, and of tokens i32 [N, P], -1 behind their ends."""
+        """The tables of vectors, and of tokens i32 [N, P], padded with -1."""
         tokens = np.full((len(self.found), self.candidates.length), -1, np.int32)
         for row, own in enumerate(tokens):
             text = self.texts[row][: len(own)]
@@ -209,14 +210,14 @@ class SearchingRows(MarginalRows):
 
     @cached_property
     def sizes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Every row is as long as it may become."""
+        """All rows have the same length: the longest that they may become."""
         size = self.before + self.candidates.length + self.after
         lengths = self.questions.lengths
         cut = lengths - np.minimum(lengths, self.form.limits.question_length)
         return np.full(len(lengths), min(size, self.length)), cut
 
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
-        """Make what `find_passages.find` takes of some questions.
+        """Make the batch of some questions for `find_passages.find`.
 
         Question 7, target 5 ([CLS] 1, [SEP] 2), in rows that have targets:
 
@@ -253,7 +254,7 @@ class SearchingRows(MarginalRows):
         return batch | {"end_ids": ids, "end_mask": real}
 
     def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
-        """Yield the question, and the target."""
+        """Yield the question and the target."""
         own = {x: row[f"question_{n}"] for n, x in QUESTION.items()}
         yield from super().tell(own, example, tokenizer)
         if self.inner.targets is not None:
@@ -283,5 +284,5 @@ class SearchingRows(MarginalRows):
 
 
 def _parted(values: np.ndarray, k: int) -> np.ndarray:
-    """[b k, ...] -> [b, k, ...]."""
+    """Reshape [b k, ...] to [b, k, ...]."""
     return values.reshape(-1, k, *values.shape[1:])

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of predictions on whole data sets: labels, numbers, entities.
+"""Metrics of predictions on whole data sets: of labels, numbers and entities.
 
-Plain numpy, from 0 to 1 (correlations from -1). What is undefined (no examples,
-predictions that are all the same) is 0.0, never NaN: a model that says nothing has
-shown nothing. Scores of answers are in squad_metrics.py, of rankings in search.py.
+All are in plain numpy, and range from 0 to 1 (correlations from -1). An undefined
+metric (no examples, constant predictions) is 0.0, never NaN, so that a model that
+predicts nothing scores 0. Metrics of answers are in squad_metrics.py, of rankings in
+search_measures.py.
 """
 
 import re
@@ -18,7 +19,7 @@ from bertjax import UserError
 
 # ------------------------------------------------------------------ classes
 def accuracy(predicted: np.ndarray, gold: np.ndarray) -> float:
-    """Return the share of equal classes; both i64 [n].
+    """Return the share of right classes; both arrays i64 [n].
 
     >>> accuracy(np.array([0, 1, 2, 1]), np.array([0, 1, 1, 1]))
     0.75
@@ -28,9 +29,9 @@ def accuracy(predicted: np.ndarray, gold: np.ndarray) -> float:
 
 
 def f1(predicted: np.ndarray, gold: np.ndarray) -> float:
-    """Return the F1 of class 1, as GLUE scores MRPC and QQP; both i64 [n].
+    """Return the F1 of class 1, GLUE's metric for MRPC and QQP; both arrays i64 [n].
 
-    0.0 when class 1 is neither predicted nor there.
+    It is 0.0 if class 1 is neither predicted nor present.
 
     >>> f1(np.array([1, 1, 0, 0]), np.array([1, 0, 1, 0]))
     0.5
@@ -40,7 +41,7 @@ def f1(predicted: np.ndarray, gold: np.ndarray) -> float:
 
 
 def macro_f1(predicted: np.ndarray, gold: np.ndarray) -> float:
-    """Return the plain mean of the F1s of the classes that either holds; i64 [n].
+    """Return the unweighted mean of the F1s of all classes in either array; i64 [n].
 
     >>> macro_f1(np.array([0, 0, 2]), np.array([0, 2, 2]))
     0.6666666666666666
@@ -52,10 +53,10 @@ def macro_f1(predicted: np.ndarray, gold: np.ndarray) -> float:
 
 
 def matthews(predicted: np.ndarray, gold: np.ndarray) -> float:
-    """Return Matthews' correlation (phi) of two classes, R_K of more; both i64 [n].
+    """Return Matthews' correlation (phi), or R_K for more than two classes; i64 [n].
 
-    Matthews 1975; Gorodkin 2004, eq. 8. 0.0 when either is one class throughout: there
-    is nothing to correlate.
+    Matthews 1975; Gorodkin 2004, eq. 8. It is 0.0 if either array is constant, since
+    there is nothing to correlate.
 
     >>> matthews(np.array([1, 1, 0, 0, 0]), np.array([1, 1, 1, 0, 0]))
     0.6666666666666666
@@ -77,7 +78,7 @@ def _f1_of(guessed: np.ndarray, true: np.ndarray) -> float:
 
 
 def _rates(hits: int, guessed: int, true: int) -> dict[str, float]:
-    """Return precision, recall and F1 of counts; 0.0 for nothing of nothing."""
+    """Return precision, recall and F1 from counts; 0 / 0 is 0.0."""
     return {
         "precision": hits / guessed if guessed else 0.0,
         "recall": hits / true if true else 0.0,
@@ -87,9 +88,9 @@ def _rates(hits: int, guessed: int, true: int) -> dict[str, float]:
 
 # ------------------------------------------------------------------ numbers
 def pearson(predicted: np.ndarray, gold: np.ndarray) -> float:
-    """Return the correlation of two f64 [n].
+    """Return the correlation of two arrays, f64 [n].
 
-    0.0 when either is the same throughout or holds what is no finite number.
+    It is 0.0 if either is constant or has a value that is not finite.
 
     >>> pearson(np.array([1.0, 2, 3]), np.array([3.0, 2, 1]))
     -1.0
@@ -99,15 +100,16 @@ def pearson(predicted: np.ndarray, gold: np.ndarray) -> float:
     if not both.size or not np.isfinite(both).all() or not np.ptp(both, axis=1).all():
         return 0.0
     both -= both.mean(axis=1, keepdims=True)
-    both /= np.abs(both).max(axis=1, keepdims=True)  # squares of tiny numbers vanish
+    # Rescale, because the squares of tiny numbers underflow.
+    both /= np.abs(both).max(axis=1, keepdims=True)
     a, b = both
     return float(np.clip(a @ b / np.sqrt((a @ a) * (b @ b)), -1.0, 1.0))
 
 
 def spearman(predicted: np.ndarray, gold: np.ndarray) -> float:
-    """Return the correlation of the ranks of two f64 [n]; equals share a mean rank.
+    """Return the correlation of the ranks of two arrays, f64 [n].
 
-    0.0 where `pearson` is.
+    Ties share a mean rank. It is 0.0 in the same cases as `pearson`.
 
     >>> spearman(np.array([1.0, 2, 3]), np.array([1.0, 2, 400]))
     1.0
@@ -140,16 +142,17 @@ _TAG = re.compile(r"([BI])(?:-(.+))?")
 def entity_scores(
     predicted: Sequence[Sequence[str]], gold: Sequence[Sequence[str]]
 ) -> dict[str, Any]:
-    """Score entities of sentences of BIO tags: right are equal span and equal type.
+    """Score the entities of BIO-tagged sentences; span and type have to be equal.
 
-    Read as conlleval does, and seqeval by default: an I-X that continues no X begins
-    one. Over all entities (micro), and by type with `support`, how many there are.
+    Tags are read as by conlleval, and by seqeval's default: an I-X that does not
+    continue an X begins a new one. Returns scores over all entities (micro-averaged),
+    and by type, with `support`, the number of gold entities.
 
     >>> scores = entity_scores([["B-PER", "O"]], [["B-PER", "I-LOC"]])
     >>> scores["precision"], scores["recall"]
     (1.0, 0.5)
 
-    Raises UserError for a tag that is no BIO; ValueError for unequal lengths.
+    Raises UserError for a tag that is not BIO; ValueError for unequal lengths.
     """
     if list(map(len, predicted)) != list(map(len, gold)):
         raise ValueError("predicted and gold sentences differ in length")

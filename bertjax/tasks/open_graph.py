@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a config to its graph, and from examples to numbered triples."""
+"""Build the graph of a config, and convert examples to numbered triples."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from bertjax.tasks.tables import Say, silent
 from bertjax.tasks.task_rows import Form
 from bertjax.tasks.triple_files import Triple, read_descriptions, read_triples
 
-# Keys of config.task by the parts of a triple, which always stand in this order.
+# Keys of config.task -> the parts of a triple, which are always in this order.
 COLUMNS = {"text": "head", "text_pair": "relation", "label": "tail"}
 UNUSED = {"labels": "", "choices": "", **COLUMNS}
 SETTINGS = (
@@ -32,7 +32,7 @@ SETTINGS = (
 
 
 def check(config: ConfigDict) -> None:
-    """Refuse what completion cannot do. Raises UserError."""
+    """Raise UserError for a config that completion does not support."""
     for entry in registry.split_list(config.data.entities):
         expand_paths(entry, "data.entities", pattern=triple_files.WANTED)
     if in_effect(config.model.to_dict()).get("is_decoder"):
@@ -50,11 +50,11 @@ def make_graph(
     say: Say = silent,
     is_open: bool = False,
 ) -> Graph:
-    """Make the graph of the triples of data.train and of all others that are given.
+    """Build the graph of the triples of data.train and of `others`, of data.valid.
 
-    is_open: see Graph.of. Says what data.entities does not describe, and what of it
-    occurs in no triple, and which others are learnt from. Raises UserError where its
-    files cannot be read.
+    is_open: see Graph.of. Reports entities that data.entities does not describe, ids in
+    it that occur in no triple, and other triples that are also in data.train. Raises
+    UserError if the files of data.entities cannot be read.
     """
     files = config.data.entities
     texts = read_descriptions(files, "data.entities", say) if files else {}
@@ -82,12 +82,12 @@ def make_graph(
     )
 
 
-# Makes a graph whose entities and relations need not be learnt from.
+# Builds a graph that may have entities and relations without training triples.
 make_open_graph = partial(make_graph, is_open=True)
 
 
 def open_graph(config: ConfigDict, facts: Mapping[str, Any]) -> Graph:
-    """Return the graph of a model; its triples are read where ranks are filtered."""
+    """Return the graph of a model; its triples are read only to filter ranks."""
 
     def read(graph: Graph, side: str) -> np.ndarray:
         found: list[Triple] = []
@@ -104,7 +104,7 @@ def open_graph(config: ConfigDict, facts: Mapping[str, Any]) -> Graph:
 
 
 def settings_of(config: ConfigDict) -> dict[str, Any]:
-    """Return what config.task says of how triples are completed."""
+    """Return the keys of config.task that say how triples are completed."""
     return {key: config.task[key] for key in SETTINGS}
 
 
@@ -115,12 +115,12 @@ def number_triples(
     say: Say,
     asks: str = "head, or of the tail",
 ) -> tuple[Form, np.ndarray]:
-    """Return triples by number, i32 [n, 3], each once where they say what is right, and
-    the form whose graph knows these too.
+    """Return the form and the triples as numbers, i32 [n, 3].
 
-    asks: see check_queries. Says which triples a checkpoint's graph has learnt. Raises
-    UserError, naming the place, for what the graph does not have, and queries that are
-    none.
+    Labeled triples are returned without repeats, and the form's graph then knows them
+    too. asks: see check_queries. Reports triples that a checkpoint's graph was trained
+    on. Raises UserError, naming the place, for parts that the graph does not have, and
+    for invalid queries.
     """
     check_queries(read, labelled, asks)
     triples = form.graph.numbers(read)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions whose passages are found in an index, and what rows of them hold."""
+"""Read questions, and the answers and retrieved passages of their rows."""
 
 import math
 import re
@@ -19,12 +19,12 @@ TEXTS = {key for text, pair, *_ in ASKING for key in (text, pair)}
 
 
 def parse_questions(text: str, name: str, say: Say = silent) -> list[dict[str, Any]]:
-    """Read SQuAD's JSON, of which contexts are left out; or JSON lines, or a list, of
-    objects with a question, or a table (.tsv, .csv), whose other cells stay as they
-    are; else a question a line.
+    """Read questions from SQuAD's JSON, without the contexts; from JSON lines or a list
+    of objects with a `question`; from a table (.tsv, .csv); or from one question per
+    line.
 
-    Returns objects with a `question`, and of SQuAD `id` and `answers`. Raises
-    UserError, naming the place.
+    Returns objects with a `question`; for SQuAD also `id` and `answers`, for objects
+    and tables also all other cells. Raises UserError, naming the place.
     """
     is_json = tables.is_json(name) or tables.has_objects(text)
     if is_json and '"paragraphs"' in text and '"qas"' in text:
@@ -46,18 +46,22 @@ def parse_questions(text: str, name: str, say: Say = silent) -> list[dict[str, A
 
 
 def read_found(value: str, key: str, columns: Columns, say: Say = silent) -> list[Row]:
-    """Read rows of questions with the passages that were found for them, as
-    tables.read_rows does; where answers are asked for, questions whose list of them is
-    empty, as SQuAD 2.0 has some, are left out, and said. Raises UserError, naming the
-    place, where there are none."""
+    """Read rows of questions with their retrieved passages, as tables.read_rows does.
+
+    If columns include the answers, questions with an empty list of answers (SQuAD 2.0
+    has some) are left out and reported. Raises UserError, naming the place, if there
+    are no passages, or no question is left.
+    """
     others, listed = _parted(columns)
     rows = tables.read_rows(value, key, others, say, [*listed.values()])
     return _with(listed, _answered(columns, rows, say))
 
 
 def parse_found(text: str, name: str, columns: Columns, say: Say = silent) -> list[Row]:
-    """Read the rows of a text, as `read_found` does: JSON's objects, which alone can
-    hold passages. Raises UserError."""
+    """Parse the rows of a text, as `read_found` reads them.
+
+    Only JSON objects can hold passages. Raises UserError.
+    """
     others, listed = _parted(columns)
     if not tables.has_objects(text) and listed:
         rows = [*tables.parse_lines(text, name, others, say)]
@@ -67,13 +71,13 @@ def parse_found(text: str, name: str, columns: Columns, say: Say = silent) -> li
 
 
 def _parted(columns: Columns) -> tuple[dict[str, str], dict[str, str]]:
-    """Part what asks for passages, if anything does, from the rest."""
+    """Split columns into those without and with the column of passages, if any."""
     listed = {key: columns[key] for _, key, *_ in ASKING if key in columns}
     return {k: v for k, v in columns.items() if k not in listed}, listed
 
 
 def _answered(columns: Columns, rows: list[Row], say: Say) -> list[Row]:
-    """Leave out questions without an answer, where a column of answers is asked for."""
+    """Leave out questions without an answer, if columns include the answers."""
     label = next((x for key, x in columns.items() if key not in TEXTS), None)
     bare = [row.place for row in rows if row.cells.get(label) == []]
     tables.report(say, bare, "question", " without an answer, left out")
@@ -96,13 +100,13 @@ def _with(listed: Columns, rows: list[Row]) -> list[Row]:
 
 
 def id_of(cells: Mapping[str, Any], number: int) -> str:
-    """Return the id of a question, or its number where it has none."""
+    """Return the id of a question, or its number if it has none."""
     own = cells.get("id")
     return str(number if own is None else own)
 
 
 def answers_of(row: Row, column: str) -> list[str]:
-    """Return the answers of a row. Raises UserError where they are no texts."""
+    """Return the answers of a row. Raises UserError if they are not texts."""
     answers = row.cells[column]
     answers = [answers] if isinstance(answers, str) else answers
     texts = isinstance(answers, list) and all(isinstance(x, str) for x in answers)
@@ -122,7 +126,7 @@ def passages_of(row: Row, column: str) -> list[dict[str, Any]]:
             raise UserError(f"{row.place}: {column}[{number}] has no text")
         title, score = cells.get("title") or "", cells.get("score", 0.0)
         try:
-            score = float(score)  # DPR writes numbers as texts
+            score = float(score)  # DPR writes numbers as strings
         except (TypeError, ValueError):
             score = math.nan
         if not isinstance(title, str) or not abs(score) < 1e9:
@@ -135,10 +139,10 @@ def passages_of(row: Row, column: str) -> list[dict[str, Any]]:
 def find_answers(
     text: str, answers: Sequence[str], chars: np.ndarray
 ) -> list[tuple[int, int]]:
-    """Return the first and last token of each place where an answer stands.
+    """Return the first and last token of each occurrence of an answer.
 
-    chars: i32 [tokens, 2], the characters of each. Case plays no part, and what stands
-    inside a word is no answer; in scripts without spaces words end anywhere.
+    chars: i32 [tokens, 2], the characters of each token. Case is ignored. Only whole
+    words count; in scripts without spaces words may end anywhere.
 
     >>> find_answers("1945, 45", ["45"], np.array([[0, 4], [4, 5], [6, 8]]))
     [(2, 2)]
@@ -155,7 +159,7 @@ def find_answers(
 
 
 def fill_lists(lists: Sequence[Sequence[float]], width: int, fill: float) -> np.ndarray:
-    """Return lists of up to `width` numbers as an array [n, width].
+    """Return lists of up to `width` numbers as an array [n, width], padded with `fill`.
 
     >>> fill_lists([[3, 1], [2]], 2, -1).tolist()
     [[3, 1], [2, -1]]
@@ -164,6 +168,6 @@ def fill_lists(lists: Sequence[Sequence[float]], width: int, fill: float) -> np.
 
 
 def widen(array: np.ndarray, width: int, fill: float) -> np.ndarray:
-    """Cut an array [n, k] to [n, width], or fill it up."""
+    """Cut an array [n, k] to [n, width], or pad it with `fill`."""
     more = max(0, width - array.shape[1])
     return np.pad(array[:, :width], ((0, 0), (0, more)), constant_values=fill)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An index of passages: a directory with texts, their vectors, and what they are of.
+"""An index of passages: a directory with their texts, their vectors, and metadata.
 
-    passages.jsonl   {"id": ..., "title": ..., "text": ...}, a line a passage
-    vectors.npy      f32 [n, D], a row a passage
-    index.json       format, model and how it makes vectors, both sha256; written last
+    passages.jsonl   {"id": ..., "title": ..., "text": ...}, one line per passage
+    vectors.npy      f32 [n, D], one row per passage
+    index.json       format, the model and how it makes vectors, the sha256 of both
+                     files; written last
 
-bertjax.embed --index=DIR makes it of a collection. What a model answers from an index
-follows the index: another directory, other answers.
+bertjax.embed --index=DIR makes an index from a collection. A model answers from the
+index that it is given; with another directory it gives other answers.
 """
 
 import hashlib
@@ -32,8 +33,9 @@ from bertjax.tasks.passages import TEXTS, find_packed
 from bertjax.tasks.tables import Say
 
 FORMAT = 1
-WORDS = 100  # of a passage
-# A character of a script without spaces, and the marks behind it; or what spaces part.
+WORDS = 100  # per passage
+# A character of a script without spaces and the punctuation after it; or, in other
+# scripts, characters between spaces.
 WORD = re.compile(rf"{SPACELESS.pattern}[^\w\s]*|(?:(?!{SPACELESS.pattern})\S)+")
 PASSAGES, VECTORS, FACTS = "passages.jsonl", "vectors.npy", "index.json"
 
@@ -45,12 +47,12 @@ class Passage(NamedTuple):
 
     @property
     def whole(self) -> str:
-        """The title and the text in one line, as models read them."""
+        """The title and the text on one line, as models read them."""
         return " ".join(f"{self.title} {self.text}".split())
 
 
 def read_facts(path: str, key: str) -> dict[str, Any]:
-    """Read the index.json of a directory that a key names. Raises UserError."""
+    """Read a directory's index.json; key: for messages. Raises UserError."""
     try:
         text = (expand(path, key) / FACTS).read_text("utf-8")
         facts: dict[str, Any] = json.loads(text)
@@ -67,7 +69,7 @@ def read_facts(path: str, key: str) -> dict[str, Any]:
 
 
 def digest_of(path: str, key: str) -> str:
-    """Return what tells an index from others, by its index.json. Raises UserError."""
+    """Return the digest of an index, from its index.json. Raises UserError."""
     return _digest(read_facts(path, key))
 
 
@@ -78,13 +80,13 @@ def _digest(facts: Mapping[str, Any]) -> str:
 def check_vectors(
     path: str, key: str, width: int | None, pooling: str, normalize: bool
 ) -> None:
-    """Refuse an index whose vectors are not made as those that are compared with them.
+    """Raise UserError if an index's vectors are made in another way than the queries'.
 
-    width: numbers of a vector, None where it is not known yet. Raises UserError.
+    width: of the vectors, None if not known yet.
     """
     facts = read_facts(path, key)
     how = facts["how"]
-    # Where vectors are compared by angles, those of an index have length 1.
+    # Unless vectors are compared by inner products, those of an index are normalized.
     own = {"normalize": how.get("normalize", False) or not how.get("dot", False)}
     own |= {"width": facts.get("width"), "pooling": how.get("pooling")}
     wanted = {"width": width, "pooling": pooling, "normalize": normalize}
@@ -101,11 +103,12 @@ def check_vectors(
 def check_model(
     facts: Mapping[str, Any], index: str, digests: Sequence[str], where: str, say: Say
 ) -> None:
-    """Refuse to compare vectors of an index with those of another model: UserError.
+    """Raise UserError if the vectors of an index were made by another model.
 
-    facts: of index.json; index, where: what names the two. digests: of the model
-    itself, and of that which it began from, where passages have this one's vectors, or
-    "". An index that does not say by which model it was made is taken, with a warning.
+    facts: of index.json; index, where: the names of index and model for messages.
+    digests: of the models that may have made the index: the model itself, and the one
+    that it was trained from if passages have that one's vectors; "" for none. An index
+    that does not name its model is accepted with a warning.
     """
     known = facts.get("model")
     if not known:
@@ -124,11 +127,13 @@ def check_model(
 
 
 class PassageIndex:
-    """An opened index. passages: all of them; vectors: f32 [n, D], in a file; facts: of
-    index.json."""
+    """An opened index.
+
+    passages: all of them; vectors: f32 [n, D], memory-mapped; facts: of index.json.
+    """
 
     def __init__(self, path: str, key: str) -> None:
-        """Open a directory. Raises UserError where it is none, or was changed."""
+        """Open a directory. Raises UserError if it is not an index, or was changed."""
         self.where = f"{key}={path}"
         folder = expand(path, key)
         self.facts = read_facts(path, key)
@@ -141,21 +146,23 @@ class PassageIndex:
 
     @property
     def digest(self) -> str:
-        """What tells this index from others."""
+        """The digest that identifies this index."""
         return _digest(self.facts)
 
     def check_model(self, digests: Sequence[str], where: str, say: Say) -> None:
-        """Refuse a model whose vectors are not those of the index: `check_model`."""
+        """Raise UserError if another model made the vectors; see `check_model`."""
         check_model(self.facts, self.where, digests, where, say)
 
     @cached_property
     def places(self) -> dict[str, int]:
-        """{id: row}."""
+        """The row of each passage, by its id."""
         return {passage.id: i for i, passage in enumerate(self.passages)}
 
     def row_of(self, cells: Mapping[str, Any], place: str) -> int:
-        """Return the row of a passage, by its id and text. Raises UserError, naming the
-        place, for one that is not in the index."""
+        """Return the row of a passage, given its id and text.
+
+        Raises UserError, naming the place, if it is not in the index.
+        """
         row = self.places.get(str(cells.get("id")))
         if row is None or self.passages[row].text != cells["text"]:
             raise UserError(
@@ -165,7 +172,7 @@ class PassageIndex:
         return row
 
     def search(self, queries: np.ndarray, k: int) -> search.Found:
-        """Return the k best passages of queries f32 [q, D] (tasks/search.py)."""
+        """Return the k best passages for queries f32 [q, D] (tasks/search.py)."""
         if queries.shape[1] != self.vectors.shape[1]:
             raise UserError(
                 f"{self.where} has vectors of {self.vectors.shape[1]} numbers, the "
@@ -175,7 +182,7 @@ class PassageIndex:
         return search.Dense(self.vectors).search(search.Dense(queries), k=k)
 
     def found(self, queries: np.ndarray, k: int) -> list[list[dict[str, Any]]]:
-        """Return the passages of queries, best first: id, title, text and score."""
+        """Return the k best passages for queries, with their scores, best first."""
         pairs = zip(*self.search(queries, k), strict=True)
         return [
             [
@@ -188,14 +195,17 @@ class PassageIndex:
 
 
 def read_passages(value: str, key: str, words: int | None, say: Say) -> list[Passage]:
-    """Read passages: JSON lines or a table with a text, and maybe a title and an _id or
-    id, BEIR's corpus.jsonl or a folder with one; of other text files each so many words
-    of a document, which an empty line ends, titled by the file's name; their ids are
-    PATH:NUMBER, the path from that folder, or of several and of patterns from the one
-    that all files are in. Rows without an id have numbers that are no other's id.
+    """Read passages from files or folders.
 
-    words: None for WORDS. Raises UserError for what cannot be read, for an id that
-    occurs twice, and for words where there is no text to cut.
+    JSON lines and tables have a text per row, and optionally a title and an _id or id;
+    so has BEIR's corpus.jsonl, or a folder with one. Rows without an id get a number
+    that is no other passage's id. Other text files are cut into passages of `words`
+    words; an empty line ends a document, and the title is the file's name. Their ids
+    are PATH:NUMBER, where PATH is relative to the folder, or, for several entries or
+    patterns, to the common folder of all files.
+
+    words: None for WORDS. Raises UserError for files that cannot be read, for an id
+    that occurs twice, and for `words` if there are no texts to cut.
     """
     found: list[Passage] = []
     paths: list[str] = []
@@ -231,7 +241,7 @@ def read_passages(value: str, key: str, words: int | None, say: Say) -> list[Pas
 
 
 def _of_rows(path: str, say: Say) -> Iterator[Passage]:
-    """Read JSON lines or a table; the id of a row that has none is empty."""
+    """Read JSON lines or a table; the id is "" for a row without one."""
     for row in tables.read_file(path, {"text": "text"}, say):
         cells = row.cells
         name = cells.get("_id", cells.get("id"))
@@ -242,8 +252,8 @@ def _of_rows(path: str, say: Say) -> Iterator[Passage]:
 
 
 def _names_of(paths: Sequence[str], folder: Path | None) -> dict[str, str]:
-    """Name files by their paths from a folder, or the one that all are in: without
-    endings, but where two would have one name."""
+    """Return the names of files: their paths relative to a folder, or to the common
+    folder of all, without suffixes unless two files would have the same name."""
     whole = {path: Path(path).absolute() for path in paths}
     parents = [str(own.parent) for own in whole.values()] or ["/"]
     above = folder.absolute() if folder else os.path.commonpath(parents)
@@ -256,7 +266,7 @@ def _names_of(paths: Sequence[str], folder: Path | None) -> dict[str, str]:
 
 
 def _of_text(path: str, name: str, words: int) -> Iterator[Passage]:
-    """Cut a text file: ids are NAME:NUMBER."""
+    """Cut a text file into passages with the ids NAME:NUMBER."""
     title, number = Path(path).stem, count()
     document: list[str] = []
     for line in [*tables.read_text(path).split("\n"), ""]:
@@ -269,7 +279,7 @@ def _of_text(path: str, name: str, words: int) -> Iterator[Passage]:
 
 
 def cut_text(text: str, words: int) -> Iterator[str]:
-    """Yield parts of so many words; in scripts without spaces a character is one.
+    """Yield parts of `words` words; in scripts without spaces a character is a word.
 
     >>> [*cut_text("one two three", 2)], [*cut_text("巴黎。 2 km", 2)]
     (['one two', 'three'], ['巴黎。', '2 km'])
@@ -281,7 +291,7 @@ def cut_text(text: str, words: int) -> Iterator[str]:
 
 
 def sha256_of(path: Path) -> str:
-    """Hash a file, block by block; "" where there is none."""
+    """Return the sha256 of a file, "" if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -290,13 +300,13 @@ def sha256_of(path: Path) -> str:
 
 
 def write_passages(folder: Path, passages: Sequence[Passage]) -> None:
-    """Write the texts of an index."""
+    """Write the passages.jsonl of an index."""
     lines = (json.dumps(p._asdict(), ensure_ascii=False) + "\n" for p in passages)
     atomic.write_file(folder / PASSAGES, "".join(lines))
 
 
 def seal(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Write index.json, by which a directory becomes an index."""
+    """Write index.json, which makes a directory a complete index."""
     sums = {name: sha256_of(folder / name) for name in (PASSAGES, VECTORS)}
     whole = {"format": FORMAT, **facts, "sha256": sums}
     atomic.write_file(folder / FACTS, json.dumps(whole, indent=1) + "\n")

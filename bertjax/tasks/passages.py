@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passages, queries, and which passage answers which query.
+"""Read passages, queries, and which passage answers which query.
 
-- a folder in BEIR's layout (Thakur et al. 2021): `corpus.jsonl` with _id, title, text,
-  `queries.jsonl` with _id, text, and grades in `qrels/train.tsv`, `qrels/dev.tsv` and
-  the like, or `qrels.tsv`: query-id, corpus-id, score. The folder's name stands for the
-  grades of the role, a file of grades for itself. Each may be packed (.gz, .zst)
-- tables of pairs (tables.py): a query and a passage that answers it, and where there is
-  such a column a passage that does not, or in JSON lines a list of them
+- From a folder in BEIR's layout (Thakur et al. 2021): `corpus.jsonl` with _id, title,
+  text; `queries.jsonl` with _id, text; and grades in `qrels/train.tsv`, `qrels/dev.tsv`
+  and the like, or in `qrels.tsv`: query-id, corpus-id, score. To name the folder means
+  the grades of the key's role (ROLES); a file of grades can also be named itself. All
+  files may be compressed (.gz, .zst).
+- From tables of pairs (tables.py): a query, a passage that answers it, and optionally
+  a passage that does not, or, in JSON lines, a list of such passages.
 """
 
 import contextlib
@@ -23,23 +24,24 @@ from bertjax.tasks.tables import Columns, Say
 from bertjax.tasks.text_rows import WHOLE
 
 NEGATIVES = "task.label"
-SCORES = "scores"  # of the positive, then of each negative
+SCORES = "scores"  # column: the score of the positive, then of each negative
 COLUMNS = {"task.text": "query", "task.text_pair": "positive", NEGATIVES: "negatives"}
-FLAGS = "--columns: QUERY", "--columns: POSITIVE", NEGATIVES  # of evaluate, for them
+FLAGS = "--columns: QUERY", "--columns: POSITIVE", NEGATIVES  # the same in evaluate
 HEADER = {name: name for name in ("query-id", "corpus-id", "score")}
-ROLES = {"data.train": "train", "data.valid": "dev"}  # of what is scored, test
-TEXTS = "corpus.jsonl", "queries.jsonl"  # of a folder
+ROLES = {"data.train": "train", "data.valid": "dev"}  # otherwise "test"
+TEXTS = "corpus.jsonl", "queries.jsonl"  # files of a folder in BEIR's layout
 
 
 @dataclass
 class Collection:
-    """What is searched, and for what.
+    """Passages, and queries to search them for.
 
-    grades: of each query {passage: grade}: above 0 answers it, the others are given
-    negatives. own: of each query the passage that has its very id, of pairs its text,
-    and does not answer it, or -1: the query itself, where queries are passages too. It
-    is neither found nor a negative. scores: of each query
-    {passage: a teacher's score}, where a table has them. files: those that were read.
+    grades: {passage: grade} per query; passages with a grade above 0 answer it, the
+    others are hard negatives. own: per query, the passage that is the query itself
+    (queries may also be passages), or -1; that is the passage with the same id (for
+    pairs, the same text) if it does not answer the query. It is left out of search
+    results and is not a negative. scores: per query, {passage: a teacher's score}, if a
+    table has them. files: the files that were read.
     """
 
     passages: list[str] = field(default_factory=list)
@@ -53,15 +55,15 @@ class Collection:
 def read_collections(
     value: str, key: str, columns: Columns, say: Say
 ) -> list[Collection]:
-    """Read all folders and tables that a config value names: one collection of all.
+    """Read all folders and tables that a config value names, into a single collection.
 
-    key: the config key that messages name, and that says a folder's role; columns: of
-    pairs, {what asks: column}, in the order of COLUMNS. Says what is left out. Raises
-    UserError, naming file and line.
+    key: the config key, which messages name and which decides a folder's role; columns:
+    for pairs, {config key or flag: column}, in the order of COLUMNS. Reports rows that
+    are left out. Raises UserError, naming file and line.
     """
     whole = Collection()
-    # Of each folder {id: number}, and of pairs, which have no ids, {text: number}: what
-    # several files of grades or tables share is one passage.
+    # Per folder {id: number}; for pairs, which have no ids, {text: number}. A passage
+    # that several files of grades or several tables share is stored once.
     known: dict[str, dict[str, int]] = defaultdict(dict)
     for entry in registry.split_list(value):
         path = locate(entry, key)
@@ -104,7 +106,10 @@ def read_collections(
 
 
 def locate(entry: str, key: str) -> str:
-    """Return the file that an entry names: of a folder the grades of the key's role."""
+    """Return the file that an entry names: for a folder, the grades of the key's role.
+
+    Raises UserError for a folder without the files of BEIR's layout.
+    """
     folder = os.path.expanduser(entry).rstrip("/")
     if entry.startswith("tfds:") or not files.is_dir(folder):
         return entry
@@ -124,7 +129,7 @@ def locate(entry: str, key: str) -> str:
 
 
 def find_packed(path: str) -> str:
-    """Return the file of that name, packed or not; "" where there is none."""
+    """Return the file with this path, compressed or not; "" if there is none."""
     for ending in ("", *files.PACKS):
         with contextlib.suppress(OSError):
             files.stat(path + ending)
@@ -133,21 +138,23 @@ def find_packed(path: str) -> str:
 
 
 def _folder(path: str) -> str:
-    """Return the folder of BEIR's layout that a file of grades belongs to, or ""."""
+    """Return the folder in BEIR's layout that a file of grades belongs to, or ""."""
     if ".tsv" not in path:
         return ""
     above = os.path.dirname(os.path.expanduser(path)) or "."
     for folder in (above, os.path.dirname(above) or "."):
         if find_packed(f"{folder}/{TEXTS[0]}"):
             return folder
-    if os.path.basename(above) == "qrels":  # no table of pairs lies there
+    if os.path.basename(above) == "qrels":  # not a folder for tables of pairs
         raise UserError(f"{path}: {folder} has no {TEXTS[0]}")
     return ""
 
 
 def _read_folder(path: str, folder: str, say: Say) -> tuple[list[str], Collection]:
-    """Read the passages of a folder, their ids first, the queries, and a file of
-    grades."""
+    """Read the passages and queries of a folder, and a file of grades.
+
+    Returns the ids of the passages, and the collection.
+    """
     passages, queries = (_read_texts(path, f"{folder}/{name}", say) for name in TEXTS)
     place = {name: i for i, name in enumerate(passages)}
     grades = _read_grades(path, queries, place, say)
@@ -170,7 +177,7 @@ def _read_folder(path: str, folder: str, say: Say) -> tuple[list[str], Collectio
 
 
 def _read_texts(grades: str, name: str, say: Say) -> dict[str, str]:
-    """Return the texts of a file of a folder, by their ids."""
+    """Return the texts of corpus.jsonl or queries.jsonl, by their ids."""
     path = find_packed(name)
     if not path:
         raise UserError(f"{grades}: there is no {name}, to which its ids belong")
@@ -182,14 +189,14 @@ def _read_texts(grades: str, name: str, say: Say) -> dict[str, str]:
         name = str(row.cells["_id"])
         if name in found:
             raise UserError(f"{row.place}: the _id {name!r} occurs twice")
-        found[name] = " ".join(parts).strip()  # as BEIR's own models join them
+        found[name] = " ".join(parts).strip()  # title and text, as in BEIR's models
     return found
 
 
 def _read_grades(
     path: str, queries: Mapping[str, str], place: Mapping[str, int], say: Say
 ) -> dict[str, dict[int, int]]:
-    """Return {query: {number of a passage: grade}}; says which rows are left out."""
+    """Return {query: {number of a passage: grade}}; report rows that are left out."""
     found: dict[str, dict[int, int]] = {}
     unknown: dict[str, list[str]] = {"query": [], "passage": []}
     repeated: list[str] = []
@@ -228,11 +235,11 @@ def _read_pairs(entry: str, key: str, columns: Columns, say: Say) -> Collection:
     *first, (asking, negatives) = columns.items()
     needed = dict(first)
     passages: dict[str, int] = {}
-    queries: dict[str, dict[int, int]] = {}  # and their grades
+    queries: dict[str, dict[int, int]] = {}  # the grades of each query
     repeated: list[str] = []
     blank: list[str] = []
-    given: list[tuple[dict[int, int], int, str]] = []  # negatives: passage, place
-    taught: dict[str, dict[int, float]] = {}  # of each query, a teacher's scores
+    given: list[tuple[dict[int, int], int, str]] = []  # grades, negative, place
+    taught: dict[str, dict[int, float]] = {}  # a teacher's scores for each query
     rows = tables.read_rows(entry, key, needed, say, (negatives, SCORES))
     is_named = key == "data.train" and negatives != COLUMNS[NEGATIVES]
     if is_named and not any(negatives in row.cells for row in rows):
@@ -276,9 +283,9 @@ def _read_pairs(entry: str, key: str, columns: Columns, say: Say) -> Collection:
 
 
 def _scores_of(row: tables.Row, count: int) -> list[float]:
-    """Return a teacher's scores of a row's passages, [] where it has none.
+    """Return a teacher's scores of a row's passages, [] if it has none.
 
-    Raises UserError where they are no list of as many numbers.
+    Raises UserError if they are not a list of `count` numbers.
     """
     scores = row.cells.get(SCORES)
     if scores is None:

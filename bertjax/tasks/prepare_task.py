@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From config values to a tokenizer and the labelled rows of each source."""
+"""Prepare a task: read a config, load its tokenizer, encode its labeled rows."""
 
 import json
 import math
@@ -33,18 +33,18 @@ from bertjax.tasks.task_type import (
     with_options,
 )
 
-TWO_SEPARATORS = ("roberta", "xlm-roberta", "camembert")  # Liu et al. 2019's fairseq
+TWO_SEPARATORS = ("roberta", "xlm-roberta", "camembert")  # as in fairseq's RoBERTa
 
 
 def is_task(config: ConfigDict) -> bool:
-    """True for a config that learns from labelled rows."""
+    """Return whether a config trains on labeled rows."""
     return bool(config.task.name or config.task.text)
 
 
 def settle(config: ConfigDict, overrides: Any = ()) -> None:
-    """Fill in what a named task says and the config does not, and usual columns.
+    """Fill in empty config values: from the named task, then the type's usual columns.
 
-    overrides: the keys that the command line gave. Raises UserError.
+    overrides: the keys set on the command line. Raises UserError.
     """
     if config.task.name:
         _settle_named(config, overrides)
@@ -56,7 +56,7 @@ def settle(config: ConfigDict, overrides: Any = ()) -> None:
 
 
 def _task_type_of(config: ConfigDict) -> TaskType | None:
-    """Return a config's type; a head from outside is imported for a task alone."""
+    """Return a config's type, or None; import outside heads only if there is a task."""
     find = find_task_type if is_task(config) else shipped_task_type
     return find(config.objective)
 
@@ -80,15 +80,17 @@ def _settle_named(config: ConfigDict, overrides: Any) -> None:
         if f"data.{key}" not in overrides:
             config.data[key] = config.data[key] or getattr(task, key)
     own, named = (shipped_task_type(x) for x in (config.objective, task.objective))
-    # Objectives that learn from rows of the same columns are as good as the task's.
+    # An objective for rows with the same columns may replace the task's.
     fits = own and named and own.columns and own.columns == named.columns
     if "objective" not in overrides and not fits:
         config.objective = task.objective
 
 
 def check(config: ConfigDict) -> Tokenizer | None:
-    """Refuse what can be seen without reading the tables; returns the tokenizer, None
-    where it is made of them."""
+    """Raise UserError for faults that show without reading the tables.
+
+    Returns the tokenizer, or None if it is made from the tables.
+    """
     data = config.data
     check_task(config)
     is_made = get_task_type(config.objective).make_tokenizer is not None
@@ -111,7 +113,7 @@ def check(config: ConfigDict) -> Tokenizer | None:
 
 
 def check_task(config: ConfigDict) -> None:
-    """Refuse what config.task alone tells, or does not. Raises UserError."""
+    """Raise UserError for faults of config.task and its objective."""
     task = config.task
     task_type = get_task_type(config.objective)
     for key in ("text", task_type.label_key):
@@ -131,9 +133,9 @@ def check_task(config: ConfigDict) -> None:
 
 
 def check_settings(config: ConfigDict, usual: ConfigDict) -> None:
-    """Refuse settings of config.task that other types alone read. Raises UserError.
+    """Raise UserError for settings of config.task that only other task types read.
 
-    usual: the config.task of a config that sets nothing.
+    usual: the config.task with the default values.
     """
     own = _task_type_of(config)
     if config.data.entities and not (own and own.make_graph):
@@ -160,10 +162,9 @@ def check_settings(config: ConfigDict, usual: ConfigDict) -> None:
 
 
 def locate(config: ConfigDict, side: str) -> dict[str, list[str]]:
-    """Return what each part of "train" or "valid" reads: files, each looked at, and
-    tfds: as it is.
+    """Return the files of each part of data.train or data.valid; side: the key's name.
 
-    Raises UserError.
+    tfds: entries are returned unchanged. Raises UserError for files that do not exist.
     """
     key, task_type = f"data.{side}", get_task_type(config.objective)
 
@@ -182,10 +183,10 @@ def locate(config: ConfigDict, side: str) -> dict[str, list[str]]:
 def tell(
     config: ConfigDict, objective: str, labels: Sequence[str], longest: int
 ) -> None:
-    """Fill in config.task for a model that was finetuned elsewhere.
+    """Fill in config.task for a model that was finetuned outside bertjax.
 
-    Columns are text and label unless config.json says otherwise (hf_task_config.py).
-    longest: how many tokens the model takes.
+    The columns are text and label unless config.json names others (hf_task_config.py).
+    longest: the most tokens that the model accepts.
     """
     config.objective = objective
     task_type = load_task_type(objective)
@@ -195,10 +196,10 @@ def tell(
 
 
 def rename(config: ConfigDict, columns: str) -> None:
-    """Take other columns for the texts: TEXT or TEXT,TEXT_PAIR. Raises UserError.
+    """Set other columns for the texts: TEXT or TEXT,TEXT_PAIR. Raises UserError.
 
-    Of choices TEXT[+QUESTION][,CHOICE...]: without a CHOICE the columns of choices, or
-    of their list, stay as they are.
+    For multiple choice, TEXT[+QUESTION][,CHOICE...]; without CHOICE the columns of the
+    choices do not change.
     """
     task_type = get_task_type(config.objective)
     most, names = task_type.text_columns, registry.split_list(columns)
@@ -216,18 +217,18 @@ def rename(config: ConfigDict, columns: str) -> None:
 
 
 def _needs_pair(config: ConfigDict, task_type: TaskType) -> bool:
-    """True where rows have two columns, whatever they are called."""
+    """Return whether rows need a second text column."""
     other = task_type.instead.get("text_pair")
     return "text_pair" in task_type.columns and not (other and config.task[other])
 
 
 def separators(config: ConfigDict) -> int:
-    """Return how many separators a family puts between two texts."""
+    """Return the number of separators between two texts in the model's family."""
     return 2 if config.model.family in TWO_SEPARATORS else 1
 
 
 def make_form(config: ConfigDict) -> Form:
-    """Read what the rows look like out of a config; labels may still be ()."""
+    """Return the form of a config's rows; its labels may still be ()."""
     task, task_type = config.task, get_task_type(config.objective)
     usual = task_type.default_metrics or task_type.metrics
     columns = tuple(filter(None, (task.text, task.text_pair)))
@@ -255,7 +256,7 @@ def make_form(config: ConfigDict) -> Form:
 
 
 def saved_form(config: ConfigDict, meta: Mapping[str, Any]) -> Form:
-    """Return the form that a finetuned model has learnt; meta: of its checkpoint."""
+    """Return the form of a finetuned model's rows; meta: of its checkpoint."""
     form, task = make_form(config), meta["task"]
     between = task.get("separators", form.separators)
     open_graph = get_task_type(config.objective).open_graph
@@ -267,10 +268,11 @@ def saved_form(config: ConfigDict, meta: Mapping[str, Any]) -> Form:
 def parse_objects(
     config: ConfigDict, form: Form, rows: Sequence[str | Mapping[str, Any]], name: str
 ) -> Sequence[Any]:
-    """Read rows that are to be answered: {column: value}, or the text of the first.
+    """Read rows to answer: {column: value}, or a string for the first column.
 
-    Texts of a type with lines of its own, as of tags, are read as these are. name: of
-    the rows, for messages. Raises UserError for one that lacks a column.
+    If the task type has its own format of lines, as tagging has, strings are read as
+    such lines. name: of the rows, for messages. Raises UserError for a row that lacks a
+    column.
     """
     if not rows:
         return []
@@ -290,7 +292,7 @@ def parse_objects(
 
 
 def targets_of(config: ConfigDict) -> Targets:
-    """Return how a config's model learns texts."""
+    """Return how a config's model generates texts."""
     model, length = in_effect(config.model.to_dict()), config.task.target_length
     if model.get("num_decoder_layers"):
         return Targets(length, "decoder", bare=config.model.family == "t5")
@@ -300,7 +302,7 @@ def targets_of(config: ConfigDict) -> Targets:
 def prepare(config: ConfigDict, say: Say) -> Prepared:
     """Read and encode the tables of data.train and data.valid.
 
-    Raises UserError: the user's input is at fault.
+    Raises UserError for faults of the user's input.
     """
     tokenizer, form = check(config), make_form(config)
     task_type = get_task_type(config.objective)
@@ -337,7 +339,7 @@ def prepare(config: ConfigDict, say: Say) -> Prepared:
         {name: make(part, form, tokenizer, True, say) for name, part in parts.items()}
         for parts in examples
     )
-    # Batches may take rows of any component: there is room for as many sequences.
+    # A batch may mix rows of all parts, so all get the same number of sequences.
     most = max(rows.choices for rows in train.values())
     for name, rows in train.items():
         if rows.choices < most:
@@ -351,8 +353,8 @@ def prepare(config: ConfigDict, say: Say) -> Prepared:
 
 
 def check_vocabulary(tokenizer: Tokenizer, given: Tokenizer | None) -> Tokenizer:
-    """Return the vocabulary that was made of the examples. Raises UserError where
-    another one is given."""
+    """Return the tokenizer made from the examples. Raises UserError if `given` is
+    another one."""
     if given and given.identity != tokenizer.identity:
         raise UserError(
             "data.vocab: the vocabulary is made of the entities and relations of "
@@ -362,32 +364,30 @@ def check_vocabulary(tokenizer: Tokenizer, given: Tokenizer | None) -> Tokenizer
 
 
 def objective_of(config: ConfigDict, parts: Mapping[str, Any]) -> str:
-    """Return the objective with what its task says: "classify:classes=3"."""
+    """Return the objective with its task's options, such as "classify:classes=3"."""
     task = facts(config, parts).get("task")
     return with_head_options(config, task["labels"]) if task else config.objective
 
 
 def with_head_options(config: ConfigDict, labels: Sequence[str]) -> str:
-    """Return the objective with the options that its task's head takes."""
+    """Return the objective with the options of its task's head."""
     options = get_task_type(config.objective).head_options(config.task, labels)
     return with_options(config.objective, **options)
 
 
 def learn(meta: dict[str, Any], scores: Mapping[str, float | None]) -> None:
-    """Put an evaluation's threshold, if it has one, into the task of a checkpoint.
-
-    predict answers by it.
-    """
+    """Store an evaluation's threshold, if any, in a checkpoint's task, for predict."""
     task, found = meta.get("task", {}), scores.get("threshold")
     if "threshold" in task and found is not None and math.isfinite(found):
         meta["task"] = {**task, "threshold": found}
 
 
 def facts(config: ConfigDict, parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a checkpoint keeps of a task: {"task": {"labels": [...]}}.
+    """Return the facts of a task that a checkpoint stores: {"task": {"labels": [...]}}.
 
-    Of what makes vectors also "sentences", how (sentence_transformers.py). A task whose
-    training questions do not all have answers has "threshold", 0 until `learn`.
+    Tasks that make vectors also have "sentences": how to make them
+    (sentence_transformers.py). Tasks with training questions that have no answer have
+    "threshold", 0 until `learn`.
     """
     rows = [part.facts for part in parts.values() if isinstance(part, Rows)]
     if not rows:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an objective can be finetuned on: each module has a TASK_TYPE."""
+"""The task types of finetuning: each module has a TASK_TYPE."""
