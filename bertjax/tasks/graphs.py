@@ -91,7 +91,7 @@ class Graph:
         texts: Mapping[str, Described],
         is_open: bool,
     ) -> Self:
-        """Build a graph of the entities and relations of triples, in order of first use.
+        """Build a graph of the parts of triples, in the order of their first use.
 
         others: the triples of the validation sets. Their entities join an open graph,
         by id or name; a closed graph gets only those that texts describe. Raises

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The regions of images: out of an npz file an image, or lists of objects.
+"""The regions of images: from one npz file per image, or from lists of objects.
 
-A file holds `features` [R, F] and `boxes` [R, 4] (x1, y1, x2, y2), as users of LXMERT
-and UNITER have them of a detector, and maybe `classes`, i [R] or the probabilities f
-[R, C]. Boxes are shares of the image's width and height, or pixels where the file has
-`image_w` and `image_h` too.
+A file holds `features` [R, F] and `boxes` [R, 4] (x1, y1, x2, y2), as detectors make
+them for LXMERT and UNITER, and optionally `classes`: numbers i [R] or probabilities f
+[R, C]. Boxes are shares of the image's width and height, or pixels if the file also has
+`image_w` and `image_h`.
 
 Objects are those of Cornell NLVR (Suhr et al. 2017): `type`, `color`, `size`, `x_loc`,
-`y_loc` in a scene of 100 x 100; or `box`, four numbers, in the place of the last three.
-The scenes of an image stand side by side.
+`y_loc` in a scene of 100 x 100; or `box`, four numbers, instead of the last three. The
+scenes of an image are side by side.
 """
 
 import os
@@ -24,9 +24,9 @@ import numpy as np
 from bertjax import UserError
 from bertjax.tasks.tables import Row
 
-SIDE = 100.0  # of a scene
-SLACK = 0.1  # by which boxes may be outside of it: they were rounded
-# What zipfile raises for files that are none, or encrypted, or packed in another way.
+SIDE = 100.0  # width and height of a scene
+SLACK = 0.1  # how far rounded boxes may lie outside of a scene
+# The exceptions for files that are not npz, encrypted, or of unknown compression.
 NOT_READ = (
     OSError,
     ValueError,
@@ -38,8 +38,8 @@ NOT_READ = (
 
 
 class ImageRegions(NamedTuple):
-    """Of an image: features f32 [r, F], boxes f32 [r, 4] in [0, 1], and classes i32 [r]
-    or f32 [r, C], or None."""
+    """The regions of an image: features f32 [r, F], boxes f32 [r, 4] in [0, 1], and
+    classes i32 [r] or f32 [r, C], or None."""
 
     features: np.ndarray
     boxes: np.ndarray
@@ -51,11 +51,11 @@ class Images(Protocol):
 
     @property
     def sizes(self) -> np.ndarray:
-        """How many regions each has: i64 [n]."""
+        """The number of regions of each image: i64 [n]."""
 
     @property
     def identity(self) -> list[np.ndarray]:
-        """What decides them."""
+        """The arrays that identify the images, for content hashes."""
 
     def load(self, number: int) -> ImageRegions:
         """Return the regions of an image."""
@@ -64,7 +64,7 @@ class Images(Protocol):
 # ------------------------------------------------------------------------- objects
 @dataclass(frozen=True, eq=False)
 class Objects:
-    """Images of which all is in memory, one after the other; image i is [offsets[i],
+    """Images in memory, concatenated; image i has the regions [offsets[i],
     offsets[i + 1])."""
 
     regions: ImageRegions
@@ -86,7 +86,7 @@ class Objects:
 
 
 class Thing(NamedTuple):
-    """An object: "#0099ff/circle", its size as a share of a scene, and its box."""
+    """An object: its name ("#0099ff/circle"), size (a share of a scene) and box."""
 
     name: str
     size: float
@@ -94,7 +94,7 @@ class Thing(NamedTuple):
 
 
 def find_names(rows: Sequence[Row], column: str) -> tuple[str, ...]:
-    """Return what objects rows have, "color/type", in the order of the alphabet."""
+    """Return the names of all objects of rows, "color/type", sorted."""
     things = (thing.name for row in rows for thing in read_things(row, column))
     return tuple(sorted(set(things)))
 
@@ -144,8 +144,8 @@ def _thing(value: Any, scene: int, scenes: int, place: str) -> Thing:
 
 
 def feature_size(names: Sequence[str]) -> int:
-    """Return F of objects that have these names: a place for each type and color, and
-    the size."""
+    """Return F for objects with these names: one feature per color and type, and one
+    for the size."""
     return sum(map(len, _parts(names))) + 1
 
 
@@ -155,9 +155,9 @@ def _parts(names: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def make_objects(rows: Sequence[Row], column: str, names: Sequence[str]) -> Objects:
-    """Make the images of rows, whose classes are the numbers of their objects' names.
+    """Make the images of rows; their classes are indices into `names`.
 
-    Raises UserError for objects that are none of `names`.
+    Raises UserError for objects that are not among `names`.
     """
     number = {name: i for i, name in enumerate(names)}
     read = [read_things(row, column) for row in rows]
@@ -184,9 +184,11 @@ def make_objects(rows: Sequence[Row], column: str, names: Sequence[str]) -> Obje
 # ------------------------------------------------------------------------- npz files
 @dataclass(frozen=True, eq=False)
 class RegionFiles:
-    """Images each of which is a file, read when it is wanted. sizes: regions of each.
-    classes: how many there are; 0: files have none, or theirs are not read. checksums:
-    the zip's own."""
+    """Images in one file each, which is read when needed.
+
+    sizes: the regions of each. checksums: a CRC of each file's own. classes: their
+    number; 0: files have no classes, or they are not read.
+    """
 
     paths: tuple[Path, ...]
     sizes: np.ndarray
@@ -198,7 +200,7 @@ class RegionFiles:
         return [self.sizes, self.checksums]
 
     def load(self, number: int) -> ImageRegions:
-        """Read a file. Raises UserError where it holds what it should not."""
+        """Read a file. Raises UserError if its arrays are invalid."""
         path = self.paths[number]
         try:
             with np.load(path) as file:
@@ -243,8 +245,10 @@ class RegionFiles:
 
 
 def find_file(row: Row, column: str) -> Path:
-    """Return the file that a cell names: beside the table, or an absolute path; the
-    suffix .npz may be left out. Raises UserError where the cell is no name."""
+    """Return the file that a cell names, relative to the table or absolute.
+
+    The suffix .npz may be left out. Raises UserError if the cell is not a name.
+    """
     value = row.cells[column]
     if not isinstance(value, str) or not value:
         raise UserError(
@@ -256,8 +260,8 @@ def find_file(row: Row, column: str) -> Path:
 
 
 def open_files(paths: Sequence[Path], width: int, classes: int) -> RegionFiles:
-    """Look at the shapes in files that are there. Raises UserError, naming the file,
-    for others than `width` (task.region_size) and `classes` ask for."""
+    """Read the shapes of existing files. Raises UserError, naming the file, for shapes
+    that do not fit `width` (task.region_size) and `classes`."""
     sizes, checksums, axes = [], [], 0
     for path in paths:
         shapes, checksum = _look(path)
@@ -275,7 +279,7 @@ def open_files(paths: Sequence[Path], width: int, classes: int) -> RegionFiles:
 
 
 def _look(path: Path) -> tuple[Mapping[str, tuple[int, ...]], int]:
-    """Return the shapes of a file's arrays, and one number of all their checksums."""
+    """Return the shapes of a file's arrays, and one checksum of all of them."""
     shapes, checksum = {}, 0
     form = np.lib.format
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rows of texts and regions know of config.task."""
+"""The settings in config.task of rows of texts and regions."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,14 +10,17 @@ from ml_collections.config_dict import ConfigDict
 from bertjax import UserError, registry
 from bertjax.data.mixture import read_weights
 
-KINDS = WORDS, REGIONS, PAIRS = 0, 1, 2  # what is learnt of a row
+KINDS = WORDS, REGIONS, PAIRS = 0, 1, 2  # what is predicted in a row
 KIND_NAMES = "words", "regions", "pairs"
 
 
 class RegionSettings(NamedTuple):
-    """What rows know of config.task: the most regions of an image, the width and the
-    classes of npz files, the shares of KINDS, the column of the truth or "", whether
-    regions are hidden, and groups of words, ((name, (word, ...)), ...)."""
+    """The parts of config.task that rows need.
+
+    most: the most regions of an image; width, classes: of npz files; shares: of KINDS;
+    truth: the column that says whether the text is true of the image, or ""; hide:
+    whether regions are hidden; groups: of words, ((name, (word, ...)), ...).
+    """
 
     most: int
     width: int
@@ -29,14 +32,14 @@ class RegionSettings(NamedTuple):
 
     @property
     def kinds(self) -> list[str]:
-        """The names of what is learnt: of hidden regions nothing is."""
+        """The kinds that are trained, by name; with hidden regions only words."""
         names = zip(KIND_NAMES, self.shares, strict=True)
         least = 1 if self.hide else len(KINDS)
         return [name for name, share in [*names][:least] if share]
 
 
 def read_settings(task: ConfigDict) -> RegionSettings:
-    """Read config.task. Raises UserError for a key that cannot be read."""
+    """Read the settings from config.task. Raises UserError for an invalid value."""
     key, weights = f"task.region_mixture={task.region_mixture}", {}
     try:
         weights = read_weights(task.region_mixture)
@@ -62,7 +65,7 @@ def read_settings(task: ConfigDict) -> RegionSettings:
 
 
 def read_groups(text: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Read "number:one|two,shape:circle". Raises UserError for what is no such list.
+    """Parse "number:one|two,shape:circle". Raises UserError for other formats.
 
     >>> read_groups("number:one|two,shape:circle")
     (('number', ('one', 'two')), ('shape', ('circle',)))
@@ -82,12 +85,15 @@ def read_groups(text: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
 def group_ids(
     groups: Sequence[tuple[str, Sequence[str]]], tokenizer: Any
 ) -> np.ndarray:
-    """Say which group of words each id is in, i8 [V], -1 for none. Raises UserError for
-    a word that is not one piece, or in two groups."""
+    """Return the group of words that each id is in, i8 [V], -1 for none.
+
+    Raises UserError for a word that is not a single piece, or is in two groups.
+    """
     out = np.full(tokenizer.vocab_size, -1, np.int8)
     for k, (name, words) in enumerate(groups):
         for word in words:
-            # Of byte BPE a word within a text, which counts, and one that begins it.
+            # Byte-level BPE has two pieces for a word: one within a text, which must
+            # exist, and one at the start of a text.
             forms = [f" {word}", word] if tokenizer.joins_with_space else [word]
             pieces = tokenizer.encode_batch(forms)
             whole = [ids[0] for ids in pieces if len(ids) == 1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What configs of all kinds of retrieval have in common: settings, what is refused."""
+"""Settings and checks that the configs of all kinds of retrieval share."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ from bertjax.models.families import in_effect
 from bertjax.tasks.passage_index import read_facts
 from bertjax.tasks.task_type import POOLINGS
 
-SHARED = ("negatives", "margin_weight", "chunks")  # settings of all that make vectors
+SHARED = ("negatives", "margin_weight", "chunks")  # settings of types that make vectors
 
 
 def check_rows(config: ConfigDict) -> None:
-    """Refuse what rows of queries and passages have no use for, or cannot be."""
+    """Raise UserError for settings that rows of queries and passages do not support."""
     if not config.task.text_pair:
         raise UserError("task.text_pair is empty: name the column of the passage")
     if config.eval.examples:
@@ -32,7 +32,8 @@ def check_rows(config: ConfigDict) -> None:
 
 
 def check_chunks(config: ConfigDict) -> None:
-    """Refuse chunks that do not part a batch, and a share of margins that is none."""
+    """Raise UserError if chunks do not divide the batch, or margin_weight is not in
+    [0, 1]."""
     chunks = config.task.chunks
     if chunks < 1 or config.batch_size % chunks:
         raise UserError(
@@ -45,14 +46,13 @@ def check_chunks(config: ConfigDict) -> None:
 
 
 def check_pairs(config: ConfigDict) -> None:
-    """Refuse what neither rows nor batches of pairs can be."""
+    """Check the rows and batches of pairs: `check_rows` and `check_chunks`."""
     check_rows(config)
     check_chunks(config)
 
 
 def read_widths(text: str) -> list[int]:
-    """Read task.widths. Raises UserError for what are no numbers of 1 or more, and for
-    one that occurs twice."""
+    """Parse task.widths. Raises UserError if they are not distinct positive numbers."""
     widths = registry.split_list(text)
     if any(not (w.isdecimal() and int(w)) for w in widths):
         raise UserError(f"task.widths={text}: give numbers, as in 32,64")
@@ -63,12 +63,12 @@ def read_widths(text: str) -> list[int]:
 
 
 def hidden_size(config: ConfigDict) -> int | None:
-    """Return how many numbers a vector of the model has, None where it is not said."""
+    """Return the width of the model's vectors, None if not known."""
     return in_effect(config.model.to_dict()).get("hidden_size")
 
 
 def check_widths(config: ConfigDict) -> None:
-    """Refuse widths that the model's vectors do not have. UserError."""
+    """Raise UserError for widths greater than that of the model's vectors."""
     size = hidden_size(config)
     widths = read_widths(config.task.widths)
     if size and (wide := [width for width in widths if width > size]):
@@ -79,8 +79,11 @@ def check_widths(config: ConfigDict) -> None:
 
 
 def head_options(task: ConfigDict, *names: str) -> dict[str, Any]:
-    """Return the options that all heads of retrieval have, and others of config.task;
-    what has its usual value is left out, so that objectives keep their names."""
+    """Return the options that all retrieval heads have, and further ones by name.
+
+    margin_weight and chunks are left out if they have their default values, so that the
+    names of objectives do not change.
+    """
     options = {"temperature": task.temperature}
     options |= {name: task[name] for name in names}
     usual = {"margin_weight": 0.0, "chunks": 1}
@@ -88,18 +91,21 @@ def head_options(task: ConfigDict, *names: str) -> dict[str, Any]:
 
 
 def pooling_options(task: ConfigDict) -> dict[str, int]:
-    """Return the options of heads that make vectors out of hidden states."""
+    """Return the options of heads that pool hidden states to vectors."""
     return {"cls": int(task.pooling == "cls"), "normalize": int(task.normalize)}
 
 
 def sentence_facts(task: ConfigDict, longest: int) -> dict[str, Any]:
-    """Say how texts of so many tokens are made vectors (sentence_transformers.py)."""
+    """Return how to make vectors of texts (sentence_transformers.py).
+
+    longest: the most tokens of a text.
+    """
     how = {key: task[key] for key in ("pooling", "normalize")}
     return how | {"dot": not task.normalize, "longest": longest}
 
 
 def check_pooling(config: ConfigDict) -> None:
-    """Refuse vectors of questions that an encoder does not make. UserError."""
+    """Raise UserError for a pooling that the questions' encoder does not support."""
     known = dict.fromkeys(name for name in POOLINGS if name != "last")
     registry.pick("task.pooling", config.task.pooling, known)
     is_causal = in_effect(config.model.to_dict()).get("is_decoder")
@@ -111,8 +117,10 @@ def check_pooling(config: ConfigDict) -> None:
 
 
 def index_facts(config: ConfigDict) -> dict[str, Any]:
-    """Say how questions are made vectors, where that is learnt, and what made those of
-    the passages that they are compared with."""
+    """Return how to make vectors of questions, and which model made the passages'.
+
+    Without task.index the encoder is not trained to make vectors: {}.
+    """
     if not config.task.index:
         return {}
     how = sentence_facts(config.task, config.task.question_length + 2)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact search among texts on the host: vectors of each kind, and what is nearest.
+"""Exact search on the host, for several kinds of vectors.
 
-Every passage is looked at, tile by tile, so nothing is approximate and memory holds
-one tile of scores and of vectors; these may lie in a file (np.memmap). The larger the
-inner product (of several vectors a text: MaxSim) the better; of equals the earlier
-passage.
+All passages are scored, tile by tile, so the search is exact, and memory holds only one
+tile of scores and of vectors; the vectors may be in a file (np.memmap). The score is
+the inner product, or MaxSim for several vectors per text. Among equal scores the
+earlier passage wins.
 """
 
 import functools
@@ -16,18 +16,19 @@ import numpy as np
 
 from bertjax import UserError
 
-SCORES = 2**25  # floats of a tile, which bound memory: a few times 128 MiB
-QUERIES = 1024  # at once
+SCORES = 2**25  # floats per tile: memory stays within a few times 128 MiB
+QUERIES = 1024  # at once, at most
 Found = tuple[np.ndarray, np.ndarray]
 Score = Callable[[slice, slice], np.ndarray]
 
 
 class Index(Protocol):
-    """The vectors of texts, or those of queries that are searched for.
+    """The vectors of texts to search, or of queries.
 
-    len(): texts; nbytes: of what is kept of them. score(queries, some of them, some
-    texts) -> f32 [q, p]; costs(queries): floats that it makes for a pair, and for a
-    text. Kinds that models make have split(n) too: the first n texts, and the others.
+    len(): the number of texts; nbytes: the size in memory. score(queries, a slice of
+    the queries, a slice of the texts) -> f32 [q, p]; costs(queries): the number of
+    floats that score allocates per pair, and per text. Kinds that models produce also
+    have split(n), which returns the first n texts and the others.
     """
 
     @property
@@ -40,11 +41,11 @@ class Index(Protocol):
     def search(
         self, queries: Any, leave: Sequence[int] | None = None, k: int = 100
     ) -> Found:
-        """Return the best passages of each query, best first: numbers i64 [q, k] and
-        scores f32 [q, k], where there are no more -1 and -inf.
+        """Return the k best passages for each query, best first.
 
-        leave: of each query a passage that is none of its results, or -1. A vector that
-        is no number is never found.
+        Returns numbers i64 [q, k], padded with -1, and scores f32 [q, k], padded with
+        -inf. leave: per query, a passage to leave out, or -1. Passages with a NaN score
+        are never found.
         """
         score = functools.partial(self.score, queries)
         return best(score, len(queries), len(self), leave, k, *self.costs(queries))
@@ -52,7 +53,7 @@ class Index(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Dense(Index):
-    """A vector a text: f32 [n, D].
+    """One vector per text: f32 [n, D].
 
     >>> passages = Dense(np.array([[1.0, 0], [0, 1], [2, 0]], np.float32))
     >>> passages.search(Dense(np.eye(2, dtype=np.float32)), k=2)[0].tolist()
@@ -72,7 +73,7 @@ class Dense(Index):
         return type(self)(self.vectors[:n]), type(self)(self.vectors[n:])
 
     def tile(self, which: slice) -> np.ndarray:
-        """Return vectors of some texts, f32."""
+        """Return the vectors of a slice of texts, f32."""
         return np.asarray(self.vectors[which], np.float32)
 
     def score(self, queries: Any, rows: slice, which: slice) -> np.ndarray:
@@ -84,13 +85,13 @@ class Dense(Index):
 
 @dataclass(frozen=True, eq=False)
 class Sparse(Index):
-    """A few weights a text: scipy's csr_array [n, V]."""
+    """A few weights per text: scipy's csr_array [n, V]."""
 
     weights: Any
 
     @classmethod
     def of_top(cls, weights: np.ndarray, terms: np.ndarray, width: int) -> Self:
-        """Take weights f32 [n, K] of the pieces i32 [n, K], of `width` there are."""
+        """Build from weights f32 [n, K] of pieces `terms` i32 [n, K]; width: V."""
         from scipy.sparse import csr_array
 
         rows, columns = np.nonzero(weights)
@@ -102,7 +103,7 @@ class Sparse(Index):
 
     @property
     def width(self) -> int:
-        """How many pieces there are."""
+        """V, the number of pieces."""
         return int(self.weights.shape[1])
 
     @property
@@ -119,9 +120,9 @@ class Sparse(Index):
 
 @dataclass(frozen=True, eq=False)
 class MultiVectors(Index):
-    """A vector a token: f32 [T, E]; text i has those of [offsets[i], offsets[i + 1]).
+    """One vector per token: f32 [T, E]; text i has [offsets[i], offsets[i + 1]).
 
-    No text is without one.
+    Every text has at least one.
     """
 
     tokens: np.ndarray
@@ -129,7 +130,7 @@ class MultiVectors(Index):
 
     @classmethod
     def of(cls, texts: Sequence[np.ndarray]) -> Self:
-        """Put the vectors of texts, f32 [tokens, E] each, one after the other."""
+        """Concatenate the vectors of texts, f32 [tokens, E] each."""
         return cls(np.concatenate(texts), np.cumsum([0, *map(len, texts)]))
 
     def __len__(self) -> int:
@@ -148,7 +149,7 @@ class MultiVectors(Index):
         return first, type(self)(self.tokens[at:], self.offsets[n:] - at)
 
     def tile(self, which: slice) -> tuple[np.ndarray, np.ndarray]:
-        """Return the vectors of some texts, and where each of them begins."""
+        """Return the vectors of a slice of texts, and where each text begins."""
         begins = self.offsets[which.start : which.stop + 1]
         tokens = self.tokens[begins[0] : begins[-1]]
         return np.asarray(tokens, np.float32), begins[:-1] - begins[0]
@@ -165,16 +166,20 @@ class MultiVectors(Index):
 
 @dataclass(frozen=True, eq=False)
 class Int8(Index):
-    """Dense vectors in 8 bits a number: i8 [n, D] times a scale f32 [D]. Queries are in
-    f32."""
+    """Dense vectors in 8 bits per number: i8 [n, D] times a scale f32 [D].
+
+    Queries are f32.
+    """
 
     codes: np.ndarray
     scale: np.ndarray
 
     @classmethod
     def of(cls, vectors: np.ndarray) -> Self:
-        """Round vectors to 127 steps up to each number's largest size. Raises UserError
-        for numbers that are not finite."""
+        """Round vectors to 127 steps up to the largest magnitude of each dimension.
+
+        Raises UserError for numbers that are not finite.
+        """
         size = np.zeros(vectors.shape[1], np.float32)
         for part in _parts(len(vectors), QUERIES * 16):
             size = np.maximum(size, np.abs(_finite(vectors[part])).max(0, initial=0))
@@ -200,16 +205,20 @@ class Int8(Index):
 
 @dataclass(frozen=True, eq=False)
 class Binary(Index):
-    """The signs of dense vectors, a bit a number: u8 [n, ceil(D / 8)]. Scores are inner
-    products of +1 and -1 with queries in f32."""
+    """The signs of dense vectors, one bit per number: u8 [n, ceil(D / 8)].
+
+    Scores are inner products of vectors of +1 and -1 with f32 queries.
+    """
 
     bits: np.ndarray
     width: int
 
     @classmethod
     def of(cls, vectors: np.ndarray) -> Self:
-        """Keep whether each number is above 0. Raises UserError for numbers that are
-        not finite."""
+        """Store whether each number is above 0.
+
+        Raises UserError for numbers that are not finite.
+        """
         parts = _parts(len(vectors), QUERIES * 16)
         bits = [np.packbits(_finite(vectors[part]) > 0, axis=1) for part in parts]
         return cls(np.concatenate(bits), vectors.shape[1])
@@ -242,10 +251,10 @@ PRECISIONS = {"float32": Dense, "int8": Int8.of, "binary": Binary.of}
 
 
 def rescore(found: np.ndarray, queries: Dense, vectors: np.ndarray, k: int) -> Found:
-    """Order what a coarse search found by inner products with the vectors: [q, k].
+    """Rank the results of a coarse search again by exact inner products: [q, k].
 
-    found: i64 [q, more than k], -1 for none; vectors: f32 [n, D], or a file of them, of
-    which only those that were found are read.
+    found: i64 [q, more than k], -1 for none; vectors: f32 [n, D]; if they are in a
+    file, only the vectors that were found are read.
     """
     k = min(k, found.shape[1])
     numbers = np.full((len(found), k), -1, np.int64)
@@ -269,10 +278,10 @@ def best(
     cost: int = 1,
     width: int = 1,
 ) -> Found:
-    """Return the k best of `passages` for each query, as Index.search does.
+    """Return the k best of `passages` passages for each query, as Index.search does.
 
-    score(some queries, some passages) -> f32 [q, p]; cost: floats that it makes for a
-    pair; width: for a passage, its vectors.
+    score(slice of queries, slice of passages) -> f32 [q, p]; cost: the floats that it
+    allocates per pair; width: per passage, for its vectors.
     """
     k = min(k, passages)
     left = np.full(queries, -1) if leave is None else np.asarray(leave)
@@ -291,8 +300,10 @@ def best(
 
 
 def merge(own: Found, scores: np.ndarray, first: int) -> None:
-    """Put those scores of a tile, f32 [q, p], that are among the k best where they
-    belong, in place; first: the number of its first passage, after all in `own`."""
+    """Merge the scores of a tile, f32 [q, p], into the k best so far, in place.
+
+    first: the number of the tile's first passage; it is greater than all in `own`.
+    """
     numbers, kept = own
     k, bound = kept.shape[1], kept[:, -1:]
     if np.isneginf(bound).any() and scores.shape[1] > k:
@@ -300,12 +311,12 @@ def merge(own: Found, scores: np.ndarray, first: int) -> None:
         place = scores.shape[1] - k
         least = np.partition(scores, place, axis=1)[:, place, None]
         better = (scores > bound) & (scores >= least)
-        # Of those that are equal the first: sparse vectors score many passages 0.
+        # Of equal scores keep the first ones: sparse vectors score many passages 0.
         for row in np.flatnonzero(better.sum(axis=1) > k):
             equal = np.flatnonzero(scores[row] == least[row])
             better[row, equal[k - better[row].sum() :]] = False
     else:
-        better = scores > bound  # what is no number is not
+        better = scores > bound  # False for NaN
     row, column = np.nonzero(better)
     if not len(row):
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of what a search finds, as trec_eval has them."""
+"""Metrics of search results, as trec_eval defines them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -10,8 +10,8 @@ import numpy as np
 def recall_at_k(ranked: np.ndarray, relevant: np.ndarray, k: int) -> float:
     """Return the share of a query's relevant passages among the first k.
 
-    ranked: the grades of what was found, f64, best first; relevant: all grades above 0,
-    in any order. As trec_eval's recall_K, which BEIR reports.
+    ranked: the grades of the results, f64, best first; relevant: all of the query's
+    grades above 0, in any order. It is trec_eval's recall_K, which BEIR reports.
 
     >>> recall_at_k(np.array([0.0, 1, 0]), relevant=np.ones(2), k=2)
     0.5
@@ -20,7 +20,7 @@ def recall_at_k(ranked: np.ndarray, relevant: np.ndarray, k: int) -> float:
 
 
 def reciprocal_rank(ranked: np.ndarray, relevant: np.ndarray, k: int) -> float:
-    """Return 1 / rank of the first relevant passage, 0 without one among the first k.
+    """Return 1 / rank of the first relevant passage, 0 if none is among the first k.
 
     >>> reciprocal_rank(np.array([0.0, 1]), relevant=np.ones(1), k=10)
     0.5
@@ -30,9 +30,9 @@ def reciprocal_rank(ranked: np.ndarray, relevant: np.ndarray, k: int) -> float:
 
 
 def ndcg_at_k(ranked: np.ndarray, relevant: np.ndarray, k: int) -> float:
-    """Return the normalised discounted gain of the first k.
+    """Return the normalized discounted cumulative gain of the first k.
 
-    As trec_eval's ndcg_cut_K, BEIR's measure: the gain of a passage is its grade (not
+    It is trec_eval's ndcg_cut_K, BEIR's metric: the gain of a passage is its grade (not
     2^grade - 1), divided by log2(rank + 1); the best order of all of the query's
     passages scores 1 (Jarvelin and Kekalainen 2002).
 
@@ -52,7 +52,7 @@ MEASURES: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "mrr@10": partial(reciprocal_rank, k=10),
     **{f"recall@{k}": partial(recall_at_k, k=k) for k in (1, 5, 10, 100)},
 }
-DEEPEST = 100  # of their ranks
+DEEPEST = 100  # the lowest rank that any of them looks at
 
 
 def measure(
@@ -60,10 +60,10 @@ def measure(
     grades: Sequence[Mapping[int, int]],
     names: Sequence[str] = tuple(MEASURES),
 ) -> dict[str, np.ndarray]:
-    """Score what was found of each query: {name of MEASURES: f64 [queries]}.
+    """Compute metrics per query: {name of MEASURES: f64 [queries]}.
 
-    found: the passages of each query, best first, -1 for none. grades: of each query
-    {passage: grade}, with an answer.
+    found: the passages found for each query, best first, -1 for none. grades: per
+    query, {passage: grade}, with at least one above 0.
 
     >>> measure([np.array([3, 7])], [{7: 1}], ["mrr@10"])
     {'mrr@10': array([0.5])}

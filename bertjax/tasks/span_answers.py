@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers that are spans of a text, by logits of where they begin and end.
+"""Choose answers that are spans of a text, from start and end logits.
 
-Answers are found as in google-research/bert's run_squad.py: spans of `longest` pieces
-at most between the best `top` starts and ends of a row; a start counts only where its
-piece has its most context (an end may lie beyond: else no row could answer across that
-border). Unlike there, `top` counts pieces of the context alone, and the text is cut out
-by character offsets, so that no tokenization has to be undone.
+As in google-research/bert's run_squad.py, an answer is a span of at most `longest`
+pieces between the `top` best starts and the `top` best ends of a row. A start counts
+only in the row in which its piece has the most context; an end may lie beyond these
+pieces, because otherwise no row could answer across that border. In contrast to that
+script, `top` counts only pieces of the context, and the text is cut out by character
+offsets, so that no tokenization has to be undone.
 """
 
 from collections.abc import Mapping
@@ -17,13 +18,16 @@ from bertjax.tasks.squad_files import Questions, Windows
 from bertjax.tasks.task_rows import Limits
 
 TOP = 20
-ROWS = 1024  # looked at together, which bounds memory
+ROWS = 1024  # at once, to bound memory
 
 
 class Answer(NamedTuple):
-    """text: of the best span; score: its start logit plus its end logit; null_score:
-    the least of the question's rows of those of [CLS]. A question of which no span is
-    possible has the text "" and the null score."""
+    """The answer to a question.
+
+    text: of the best span; score: its start logit plus its end logit; null_score: the
+    sum of the two logits of [CLS], the smallest of all rows of the question. Without a
+    possible span the text is "" and the score is null_score.
+    """
 
     text: str
     score: float
@@ -31,7 +35,7 @@ class Answer(NamedTuple):
 
     @property
     def doubt(self) -> float:
-        """How much better no answer is; what a threshold is compared with."""
+        """How much higher "no answer" scores; thresholds are compared with it."""
         return self.null_score - self.score
 
 
@@ -45,8 +49,8 @@ def pick_answers(
 ) -> dict[str, Answer]:
     """Return the best answer of each question: {id: Answer}.
 
-    start_logits, end_logits: f32 [rows, L], in the order of `windows`. The earlier row,
-    then the earlier start, then the shorter span wins among equals.
+    start_logits, end_logits: f32 [rows, L], in the order of `windows`. Among equal
+    scores the earlier row wins, then the earlier start, then the shorter span.
 
     Raises ValueError for logits of another number of rows, or too few columns.
     """
@@ -72,7 +76,7 @@ def pick_answers(
     score, first, last = (np.concatenate(p) for p in zip(*parts, strict=True))
     null = np.float64(start_logits[:, 0]) + end_logits[:, 0]
 
-    # Rows are in the order of the questions, each of which has one.
+    # Rows are in the order of the questions, and each question has at least one.
     begins = np.searchsorted(windows.question, np.arange(len(asked.questions)))
     null = np.minimum.reduceat(null, begins)
     best = np.maximum.reduceat(score, begins)
@@ -92,14 +96,17 @@ def pick_answers(
 def best_spans(
     starts: np.ndarray, ends: np.ndarray, top: int, longest: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return score f64, first and last piece i64 of the best span of some rows, whose
-    logits are -inf where no span may begin, or end; the score is -inf where none is."""
+    """Return score f64, first and last piece i64 of the best span of each row.
+
+    Logits are -inf where no span may begin or end; the score is -inf if a row has no
+    possible span.
+    """
 
     def best(logits: np.ndarray) -> np.ndarray:
         if top >= logits.shape[1]:
             return logits.astype(np.float64)
         least = np.partition(logits, -top, axis=1)[:, -top, None]
-        # Equals stay together.
+        # Keeps all pieces that are equal to the last of the `top`.
         return np.where(logits >= least, logits, -np.inf).astype(np.float64)
 
     starts, ends = best(starts), best(ends)
@@ -117,9 +124,9 @@ def best_spans(
 def texts(
     answers: Mapping[str, Answer], threshold: float | None = None
 ) -> dict[str, str]:
-    """Return what is said to each question: "" where its doubt is above the threshold.
+    """Return the text for each question, "" if its doubt is above the threshold.
 
-    None: every question has an answer, as in SQuAD 1.1.
+    threshold: None if every question has an answer, as in SQuAD 1.1.
     """
     most = np.inf if threshold is None else threshold
     return {name: "" if a.doubt > most else a.text for name, a in answers.items()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entities and relations as pieces of text: what is read of them, what is answered."""
+"""Entities and relations as pieces of text, for the input and for the answers."""
 
 import re
 from collections import Counter
@@ -19,9 +19,11 @@ SEPARATORS = re.compile(r"[_/\s]+")  # between the words of an id
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """The pieces of every answer: table i32 [N, K], padding behind each; lengths i32
-    [N], how many are its own, at least 1; counts i32 [N], how many of K count: these,
-    or with padding all."""
+    """The pieces of all answers.
+
+    table i32 [N, K], padded; lengths i32 [N], the number of each answer's pieces, at
+    least 1; counts i32 [N], how many of K slots count: lengths, or K with task.pads.
+    """
 
     table: np.ndarray
     lengths: np.ndarray
@@ -36,7 +38,7 @@ class Candidates:
     def of(
         cls, answers: Ragged, longest: int, pad_id: int, pads: bool = False
     ) -> "Candidates":
-        """Make the table of answers, each cut at `longest` pieces."""
+        """Build the table of answers, each cut to `longest` pieces."""
         lengths = np.minimum(answers.lengths, longest)
         table = np.full((len(lengths), int(lengths.max())), pad_id, np.int32)
         inside = np.arange(table.shape[1]) < lengths[:, None]
@@ -48,8 +50,11 @@ class Candidates:
 
 @dataclass(frozen=True, eq=False)
 class Spelled:
-    """Pieces of a graph's parts by their numbers. contexts: what is read of an entity,
-    its name and text; answers: what is predicted of it; relations."""
+    """The pieces of a graph's entities and relations, by number.
+
+    contexts: an entity in the input, with its name and text; answers: an entity as a
+    prediction; relations: a relation in the input.
+    """
 
     contexts: Ragged
     answers: Ragged
@@ -57,7 +62,7 @@ class Spelled:
 
 
 def readable(graph: Graph, name: str) -> str:
-    """Return what a part of a graph is called: the words of its id, without a name.
+    """Return the name of an entity or relation; without one, the words of its id.
 
     >>> readable(Graph([], ["_also_see"]), "_also_see")
     'also see'
@@ -68,11 +73,11 @@ def readable(graph: Graph, name: str) -> str:
 
 
 def spell(graph: Graph, tokenizer: Any, say: Say) -> Spelled:
-    """Encode the parts of a graph, as its settings say.
+    """Encode the entities and relations of a graph, by its settings.
 
-    descriptions: whether the text about an entity stands behind its name. disambiguate:
-    how many pieces of it belong to the answer, where other entities have the same name.
-    Says how many answers are alike nevertheless: their ranks are shared.
+    descriptions: whether the input has an entity's text after its name. disambiguate:
+    how many pieces of the text are added to the answer if other entities have the same
+    name. Reports how many answers are still equal; such entities share their ranks.
     """
     settings = graph.settings
     names = [readable(graph, name) for name in graph.entities]
@@ -99,6 +104,6 @@ def spell(graph: Graph, tokenizer: Any, say: Say) -> Spelled:
 
 
 def _some(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
-    """Encode texts; what has no piece is an unknown one."""
+    """Encode texts; a text without pieces becomes one unknown token."""
     encoded = tokenizer.encode_batch([*texts])
     return [list(ids) or [tokenizer.unk_id] for ids in encoded]

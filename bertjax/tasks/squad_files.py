@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions whose answer is a span of a context: SQuAD's files, and rows of them.
+"""Read SQuAD's files, whose answers are spans of a context, and make their rows.
 
-[CLS] question [SEP] context [SEP] (Devlin et al. 2019, section 4.2). A context that is
-too long makes several rows, windows, that begin `stride` pieces apart, as in
-google-research/bert's run_squad.py; here each context is encoded once, and windows are
-made by arithmetic on flat arrays.
+A row is [CLS] question [SEP] context [SEP] (Devlin et al. 2019, section 4.2). A context
+that is too long is split into several rows, whose windows of the context begin `stride`
+pieces apart, as in google-research/bert's run_squad.py. Here each context is encoded
+once, and windows are computed by arithmetic on flat arrays.
 """
 
 from collections.abc import Iterator
@@ -22,9 +22,12 @@ from bertjax.tasks.text_rows import encode_with_chars, lay_out
 
 # ------------------------------------------------------------------ files
 class Question(NamedTuple):
-    """context: index into `Questions.contexts`. answers: the gold ones; none: there is
-    no answer. span: characters [begin, end) of the first answer that the context
-    holds, or None."""
+    """A question about a context.
+
+    context: index into `Questions.contexts`. answers: the gold answers; () if the
+    question has no answer. span: characters [begin, end) of the first answer that the
+    context contains, or None.
+    """
 
     id: str
     text: str
@@ -34,8 +37,10 @@ class Question(NamedTuple):
 
     @property
     def identity(self) -> str:
-        """Return the text that content hashes cover; its words must stay as they are
-        (task_rows.Form.identity)."""
+        """Return the text that content hashes cover.
+
+        Its words must not change (see task_rows.Form.identity).
+        """
         return (
             f"Question(id={self.id!r}, text={self.text!r}, context={self.context!r}, "
             f"answers={self.answers!r}, span={self.span!r})"
@@ -44,12 +49,12 @@ class Question(NamedTuple):
 
 @dataclass
 class Questions:
-    """What a file asks.
+    """The questions of a file.
 
-    moved, lost: one line for each answer that the context holds elsewhere than the file
-    says (the nearest place is taken), or nowhere (for scoring it still counts).
-    unlabelled: places of questions of which the file does not say whether there is an
-    answer. source: what messages call the file.
+    moved: one line per answer that is not where the file says (the nearest occurrence
+    is used). lost: one line per answer that is nowhere in the context (it still counts
+    for scoring). unlabelled: places of questions for which the file does not say
+    whether there is an answer. source: the file's name in messages.
     """
 
     contexts: list[str] = field(default_factory=list)
@@ -61,16 +66,15 @@ class Questions:
 
     @property
     def golds(self) -> dict[str, tuple[str, ...]]:
-        """Return {id: gold answers}, as squad_metrics.py wants them."""
+        """Return {id: gold answers}, for squad_metrics.py."""
         return {q.id: q.answers for q in self.questions}
 
 
 def questions_of(data: Any, path: str) -> Questions:
-    """Read the JSON of SQuAD 1.1 or 2.0, or what has that form such as CMRC's.
+    """Read the JSON of SQuAD 1.1 or 2.0, or of data sets in the same format (CMRC).
 
-    path: what messages call it. A question without `answers`, as in a test set, has
-    none, and is `unlabelled`. Raises UserError, naming the place, for what has another
-    form.
+    path: the file's name in messages. A question without `answers`, as in a test set,
+    gets () and is `unlabelled`. Raises UserError, naming the place, for another format.
     """
     found = Questions(source=path)
     seen: set[str] = set()
@@ -108,7 +112,7 @@ def questions_of(data: Any, path: str) -> Questions:
 def _each(
     item: dict[str, Any], key: str, place: str, default: Any = None
 ) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the objects of a list and where they are: "f.json: data[0].qas[2]"."""
+    """Yield the objects of a list with their places: "f.json: data[0].qas[2]"."""
     for n, inner in enumerate(_get(item, key, list, place, default)):
         at = f"{place}{'.' if place.endswith(']') else ': '}{key}[{n}]"
         if not isinstance(inner, dict):
@@ -132,7 +136,9 @@ _KINDS = {str: "text", int: "whole number", list: "list"}
 
 
 def _find(context: str, answer: str, start: int) -> tuple[int, int] | None:
-    """Return where an answer is: at `start`, else the nearest place (ties: before it).
+    """Return the characters of an answer: at `start`, or the nearest occurrence.
+
+    Of two equally near ones it is the one before `start`.
 
     >>> _find("a cat, a cat", "cat", 4), _find("a cat", "dog", 0)
     ((2, 5), None)
@@ -149,22 +155,22 @@ def _find(context: str, answer: str, start: int) -> tuple[int, int] | None:
 # ------------------------------------------------------------------ rows
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """Rows of questions, in the order of the questions, each of which has one.
+    """Rows of questions, in the order of the questions; each has at least one row.
 
-    texts: pieces of the questions. pieces i32 [tokens]: of all contexts, one after the
-    other; chars i32 [tokens, 2]: characters [begin, end) of its context that each
-    stands for; may begin with a space.
+    texts: the pieces of the questions. pieces i32 [tokens]: the pieces of all contexts,
+    concatenated; chars i32 [tokens, 2]: the characters [begin, end) of each piece in
+    its context, which may begin with a space.
 
-    Of rows, all [rows]: question i32, index of the question; begin, size i64, the
-    window [begin, begin + size) of `pieces`; lead i64, the place where the window, and
-    with it the second segment, begins; start_positions, end_positions i32, first and
-    last piece of the answer, or (0, 0) where it is not wholly in the row; has_answer
-    bool; known bool, False where a question has answers of which the context holds
-    none, so that there is nothing to learn.
+    Per row, [rows] each: question i32, the question's index; begin, size i64, the
+    window [begin, begin + size) of `pieces`; lead i64, the position where the window,
+    and so the second segment, begins; start_positions, end_positions i32, the first and
+    last piece of the answer, (0, 0) if it is not wholly in the row; has_answer bool;
+    known bool, False if the question has answers but the context contains none of them,
+    so that the row cannot be trained on.
 
-    max_context bool [sum of size]: pieces of the windows, one window after the other,
-    that see no more context on their shorter side in another row. cut: ids of the
-    questions that were longer than allowed.
+    max_context bool [sum of size]: for the pieces of all windows, concatenated, whether
+    the piece has its most context in this row (`_max_context`). cut: ids of the
+    questions that were cut to the allowed length.
     """
 
     texts: Ragged
@@ -184,7 +190,7 @@ class Windows:
 
     @property
     def lengths(self) -> np.ndarray:
-        """The tokens of each row: i64 [rows]."""
+        """The number of tokens per row: i64 [rows]."""
         return self.lead + self.size + 1
 
     def gather(self, rows: np.ndarray, length: int, specials: Any) -> Batch:
@@ -209,11 +215,11 @@ class Windows:
 
 
 def featurize(asked: Questions, tokenizer: Any, length: int, form: Form) -> Windows:
-    """Make the rows of questions, of `length` tokens at most, special ones included.
+    """Make the rows of questions, of at most `length` tokens, special ones included.
 
-    A window begins `form.limits.stride` pieces after the one before, or where that one
-    ends; what is more of a question than the limits allow is cut. Raises UserError when
-    a row has no room for a context.
+    A window begins `form.limits.stride` pieces after the window before it, but no later
+    than that window's end. Questions are cut to form.limits.question_length. Raises
+    UserError if a row has no room for a context.
     """
     (stride, question_length, _), separators = form.limits, form.separators
     spare = length - question_length - 2 - separators
@@ -234,7 +240,7 @@ def featurize(asked: Questions, tokenizer: Any, length: int, form: Form) -> Wind
     lead = 1 + texts.lengths[of] + separators
     start, end = (x[of] for x in _answers(asked, contexts, chars))
     inside = (begin <= start) & (start <= end) & (end < begin + size)
-    shift = lead - begin  # from a piece's place in the context to that in the row
+    shift = lead - begin  # from a piece's index in the context to its position
     return Windows(
         texts=texts,
         pieces=contexts.tokens,
@@ -260,10 +266,10 @@ def featurize(asked: Questions, tokenizer: Any, length: int, form: Form) -> Wind
 def _slide(
     sizes: np.ndarray, room: np.ndarray, step: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the windows of contexts: of which one, first piece, number of pieces.
+    """Return the windows of contexts: context, first piece, number of pieces.
 
-    sizes, room, step i64 [n]: pieces of a context, of a window of it at most, and from
-    a window to the next.
+    sizes, room, step i64 [n]: the pieces of a context, the most pieces of a window, and
+    the pieces from one window's begin to the next's.
 
     >>> [x.tolist() for x in _slide(*np.array([[5, 2], [3, 3], [2, 2]]))]
     [[0, 0, 1], [0, 2, 0], [3, 3, 2]]
@@ -279,9 +285,9 @@ def _answers(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the first and last piece of the context that cover each question's answer.
 
-    i64 [questions]; last is before first where there is no such piece, or no answer.
+    Both are i64 [questions]; last < first if there is no such piece, or no answer.
     """
-    # One line of characters for all contexts, with a gap behind each.
+    # Number the characters of all contexts in one sequence, with a gap after each.
     base = np.cumsum([0, *(len(c) + 1 for c in asked.contexts)])
     shift = np.repeat(base[:-1], contexts.lengths)
     begins, ends = np.maximum.accumulate(chars + shift[:, None], axis=0).T
@@ -294,22 +300,24 @@ def _answers(
 
 
 def _max_context(of: np.ndarray, begin: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """Tell of each piece of a context in a row whether this row has its most context.
+    """Return, for each piece of each window, whether its row has its most context.
 
     of, begin, size i64 [rows]: question, first piece and number of pieces. The row with
-    most pieces on the shorter side wins, then the longer row, then the first.
+    the most pieces on the shorter side of the piece wins, then the longer window, then
+    the earlier row.
 
     >>> _max_context(np.array([0, 0]), np.array([0, 2]), np.array([4, 3])).tolist()
     [True, True, True, False, False, True, True]
     """
     row = np.repeat(np.arange(len(of)), size)
     place = ramps(size)
-    score = np.minimum(place, size[row] - 1 - place) * 100 + size[row]  # 0.01 a piece
-    ends = np.zeros(of.max(initial=-1) + 1, np.int64)  # of each question's windows
+    # As in run_squad.py, a piece of the window's length counts 0.01.
+    score = np.minimum(place, size[row] - 1 - place) * 100 + size[row]
+    ends = np.zeros(of.max(initial=-1) + 1, np.int64)  # the end of the last window
     np.maximum.at(ends, of, begin + size)
     piece = (np.cumsum(ends) - ends)[of[row]] + begin[row] + place
     best = np.zeros(ends.sum(), np.int64)
     np.maximum.at(best, piece, score)
     winners = np.flatnonzero(score == best[piece])[::-1]
-    best[piece[winners]] = row[winners]  # the last one written is the first row
+    best[piece[winners]] = row[winners]  # the last value written is the first row's
     return best[piece] == row

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of answers to questions, in percent, by the rules of SQuAD and CMRC 2018.
+"""Metrics of answers to questions, in percent, by the rules of SQuAD and CMRC 2018.
 
-A question's score is its best over the gold answers, a data set's the mean over its
-questions; a question without a prediction scores 0.
+The score of a question is the best over its gold answers; the score of a data set is
+the mean over its questions. A question without a prediction scores 0.
 """
 
 import re
@@ -15,15 +15,16 @@ import numpy as np
 
 from bertjax.tasks.text_metrics import spaced
 
-Golds = Mapping[str, Sequence[str]]  # question -> its gold answers; none: unanswerable
+Golds = Mapping[str, Sequence[str]]  # question -> gold answers; (): unanswerable
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-# What CMRC's rule calls punctuation; each of the others of a text is part of it.
+# The punctuation in CMRC's rule; all other characters count.
 _CMRC_MARKS = "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』"
 _NO_MARKS = str.maketrans("", "", _CMRC_MARKS)
-# A run of others is cut at spaces and at these; a period belongs to a word but at the
-# end of the run. So does nltk, which the official script asks, but for contractions.
+# Runs of characters that are not Chinese are split at spaces and at these. A period
+# belongs to its word except at the end of the run. The official script uses nltk, which
+# does the same except for contractions.
 _CUT = r"[;@#$%&?!\[\](){}<>\"–—]|,(?!\d)|\.(?=\s*(?:[\u4e00-\u9fa5]|$))"
 _UNIT = re.compile(rf"[\u4e00-\u9fa5]|{_CUT}|(?:(?!{_CUT})[^\s\u4e00-\u9fa5])+")
 
@@ -45,17 +46,18 @@ def squad_scores(
 ) -> dict[str, float]:
     """Return `exact` and `f1` by SQuAD's official rules, in percent.
 
-    f1 is of the words of the normal forms, as multisets. When some question has no
-    gold answer it is version 2: the answer to such a question is "", an empty side
-    scores whether both are empty, golds that normalise to nothing count as none; and
-    the parts `HasAns_*` and `NoAns_*` are returned. In version 1 words that nothing is
-    left of share nothing.
+    f1 compares the normalized words as multisets. If some question has no gold answer,
+    the rules of version 2.0 apply: the right answer to such a question is ""; if either
+    side is empty, f1 is 1 if both are, otherwise 0; gold answers that normalize to ""
+    do not count; and the parts `HasAns_*` and `NoAns_*` are returned too. Under version
+    1.1 an answer that normalizes to "" has f1 0.
 
-    no_answer: how sure it is that there is none, for each question, of any scale.
-    Adds `best_exact`, `best_f1` and `best_*_thresh`: predictions count as "" where
-    no_answer is above it. Unlike the official script's, the scores can be had with
-    these thresholds: questions of equal no_answer change sides together, and where no
-    answer at all is best, the threshold is just below the least no_answer.
+    no_answer: for each question a number that grows with the model's belief that there
+    is no answer, on any scale. Adds `best_exact`, `best_f1` and `best_*_thresh`, the
+    threshold above which predictions count as "". Unlike with the official script,
+    these thresholds reproduce the best scores: questions of equal no_answer change
+    together, and if it is best to answer none, the threshold is just below the smallest
+    no_answer.
 
     >>> squad_scores({"a": "the cat"}, {"a": ["Cat", "A black cat"]})
     {'exact': 100.0, 'f1': 100.0}
@@ -65,7 +67,7 @@ def squad_scores(
     answerable = np.array([bool(g) for g in golds.values()])
     v2 = not answerable.all()
     scores = {"exact": np.zeros(len(golds)), "f1": np.zeros(len(golds))}
-    empty = np.zeros(len(golds), bool)  # whether "" is right
+    empty = np.zeros(len(golds), bool)  # whether "" is a right answer
     for n, (name, answers) in enumerate(golds.items()):
         forms = [normalize_answer(a) for a in answers]
         if v2:
@@ -95,8 +97,9 @@ def squad_scores(
 
 
 def open_scores(answers: Mapping[str, str], golds: Golds) -> dict[str, float]:
-    """Return what `squad_scores` does, from 0 to 1, of answers that are no spans of one
-    context: a character of a script without spaces is a word.
+    """Return `squad_scores` from 0 to 1, for answers that need not be spans.
+
+    A character of a script without spaces is a word.
 
     >>> open_scores({"a": "巴 黎"}, {"a": ["巴黎"]})
     {'exact': 1.0, 'f1': 1.0}
@@ -116,14 +119,14 @@ def _overlap(guessed: list[str], true: list[str], v2: bool) -> float:
 def _best_threshold(
     score: np.ndarray, empty: np.ndarray, doubt: np.ndarray
 ) -> tuple[float, float]:
-    """Return the best score, in percent, and the greatest doubt that it answers at.
+    """Return the best score, in percent, and the largest doubt that is answered.
 
-    score f64 [n] of the predictions; empty: whether "" would score 1, else 0.
+    score f64 [n]: of the predictions; empty bool [n]: whether "" would score 1.
     """
     order = np.argsort(doubt, kind="stable")
-    gain = np.cumsum((score - empty)[order])  # of answering the first n + 1
+    gain = np.cumsum((score - empty)[order])  # gain[n]: of answering the first n + 1
     doubt = doubt[order]
-    last = np.append(doubt[1:] != doubt[:-1], True)  # of those as doubtful
+    last = np.append(doubt[1:] != doubt[:-1], True)  # the last of equal doubts
     totals = np.append(0.0, gain[last])
     at = int(np.argmax(totals))
     best = 100 * float(empty.sum() + totals[at]) / len(score)
@@ -132,7 +135,7 @@ def _best_threshold(
 
 # ------------------------------------------------------------------ CMRC 2018
 def cmrc_units(text: str) -> list[str]:
-    """Split into Chinese characters and runs of others, without punctuation.
+    """Split into Chinese characters and runs of other ones, without punctuation.
 
     >>> cmrc_units("《跑跑》由Nexon 开发-3.5。")
     ['跑', '跑', '由', 'nexon', '开', '发', '3.5']
@@ -143,8 +146,8 @@ def cmrc_units(text: str) -> list[str]:
 def cmrc_scores(predictions: Mapping[str, str], golds: Golds) -> dict[str, float]:
     """Return `exact` and `f1` by the rule of CMRC 2018, in percent.
 
-    f1 is of the longest common run of units (`cmrc_units`); exact compares what is
-    left of the texts without punctuation.
+    f1 is that of the longest common run of units (`cmrc_units`); exact compares the
+    texts without punctuation.
 
     >>> cmrc_scores({"a": "韩国Nexon。"}, {"a": ["由韩国Nexon"]})
     {'exact': 0.0, 'f1': 85.71428571428571}

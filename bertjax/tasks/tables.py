@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of labelled text: columns by name, out of files or TensorFlow Datasets.
+"""Read tables of labeled text, from files or TensorFlow Datasets.
 
-- `a.tsv`, `b.tsv.gz`: cells between tabs, a row a line; a quote is a quote
-- `c.csv`: as spreadsheets write it, quoted cells may hold commas, quotes, line ends
-- `d.jsonl`, `e.json.gz`: an object a line, or all in one list
-- `f.txt`: a text a line as it stands, where one column is asked for and no label
+- `a.tsv`, `b.tsv.gz`: one row per line, cells separated by tabs; quotes are literal
+- `c.csv`: as spreadsheets write it; quoted cells may hold commas, quotes, line ends
+- `d.jsonl`, `e.json.gz`: one object per line, or a list of objects
+- `f.txt`: one text per line, unchanged; only for a single column without labels
 - `tfds:glue/rte:train`: TensorFlow Datasets on this machine
 
-The first line of a TSV or CSV file names its columns, unless the columns asked for are
-all numbers: then it has no such line, and 1 is its first column.
+The first line of a TSV or CSV file names its columns, unless all requested columns are
+numbers: then there is no such line, and column 1 is the first.
 
-Where there is one column an empty line is an empty text, else it is none and skipped.
-Rows without anything in them at the end of a file are none either. Both are said.
+An empty line is an empty text in a table with one column; in other tables it is
+skipped. Empty rows at the end of a file are left out. Both are reported.
 """
 
 import codecs
@@ -32,11 +32,11 @@ from bertjax.data.rendering import visible
 from bertjax.storage.paths import expand
 
 Say = Callable[[str], None]
-Columns = Mapping[str, str]  # what asks for a column (a config key, a flag): its name
+Columns = Mapping[str, str]  # {config key or flag that requests a column: its name}
 
 WANTED = "FILE.tsv, .csv or .jsonl"
 SUFFIX = re.compile(r"\.(tsv|csv|jsonl|json|txt)(\.gz|\.zst)?$", re.IGNORECASE)
-LOOK = 10_000  # lines, to guess whether the first one names the columns
+LOOK = 10_000  # lines to look at, to guess whether the first one names the columns
 NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 OBJECTS = re.compile(r"\s*(\{|\[\s*\{)")
 SNAKE = re.compile(r"[a-z]+(_[a-z0-9]+)+")
@@ -44,17 +44,17 @@ NAMES = (
     "text texts sentence sentence1 sentence_a question question1 premise query title"
 )
 NAMES += " review comment content body input utterance document token word words label"
-NAMES = {*NAMES.split(), "文本", "句子", "内容"}  # of columns of texts, in many tables
+NAMES = {*NAMES.split(), "文本", "句子", "内容"}  # usual names of columns of texts
 
 
 def silent(text: str) -> None:
-    """Say nothing."""
+    """Ignore a message; a Say for callers that report nothing."""
 
 
 def report(
     say: Say, places: Sequence[str], what: str, note: str, source: str = ""
 ) -> None:
-    """Say how many things there are, and where the first ones stand; of none nothing.
+    """Report the number of things and the first places; report nothing for none.
 
     >>> report(print, ["t.tsv:3", "t.tsv:9"], "row", " with an empty text, kept")
     2 rows with an empty text, kept: t.tsv:3, t.tsv:9
@@ -65,7 +65,7 @@ def report(
 
 
 class Row(NamedTuple):
-    """A row: its cells by column, and the place it stands, "train.tsv:7"."""
+    """A row: its cells by column, and its place, "train.tsv:7"."""
 
     cells: Mapping[str, Any]
     place: str
@@ -80,10 +80,10 @@ def read_rows(
 ) -> list[Row]:
     """Read the rows of all sources that a config value names, in order.
 
-    value: files, patterns, tfds:name:split, with commas; key: the config key that
-    messages name. columns: {the config key that asks: name of the column}; all must be
-    there. optional: columns that may be there; of files all are read. Says which lines
-    are skipped. Raises UserError, naming file and line, for what is no such table.
+    value: files, patterns, tfds:name:split, separated by commas; key: the config key,
+    for messages. columns: {config key: name of the column}, which must all exist.
+    optional: columns that may exist; from files all columns are read. Reports skipped
+    lines. Raises UserError, naming file and line, for an invalid table.
 
     >>> read_rows("dev.tsv", "data.valid", {"task.text": "sentence"})[0]
     Row(cells={'sentence': 'good fun', 'label': '1'}, place='dev.tsv:2')
@@ -112,8 +112,8 @@ def read_entries(
 ) -> list[Any]:
     """Read all sources that a config value names, in order.
 
-    pattern: the files that there may be; what: the things that are read. Raises
-    UserError where a source has none.
+    pattern: the kinds of files; what: the things in them, for messages. Raises
+    UserError for a source without any.
     """
     found: list[Any] = []
     for entry in registry.split_list(value):
@@ -131,7 +131,7 @@ def read_entries(
 
 
 def parse_text(text: str, name: str, columns: Columns, say: Say = silent) -> list[Row]:
-    """Read the rows of a text: of JSON's objects where it begins so, else TSV."""
+    """Parse the rows of a text: JSON if it begins with an object, otherwise TSV."""
     kind = "json" if has_objects(text) else "tsv"
     return list(parse_rows(text, kind, name, columns, say))
 
@@ -139,7 +139,7 @@ def parse_text(text: str, name: str, columns: Columns, say: Say = silent) -> lis
 def parse_lines(
     text: str, name: str, columns: Columns, say: Say = silent
 ) -> Iterator[Row]:
-    """Yield a row for each line, which is a text."""
+    """Yield one row per line; the line is the text."""
     return parse_rows(text, "txt", name, columns, say)
 
 
@@ -151,31 +151,31 @@ def read_file(path: str, columns: Columns, say: Say = silent) -> list[Row]:
 
 
 def kind_of(path: str) -> str:
-    """Return the kind of table that a file's name says (`parse_rows`), or ""."""
+    """Return the kind of table (see `parse_rows`) by a file's suffix, or ""."""
     suffix = SUFFIX.search(path)
     return suffix[1].lower().removesuffix("l") if suffix else ""
 
 
 def has_objects(text: str) -> bool:
-    """Whether a text begins as JSON lines do, or a list of objects."""
+    """Return whether a text begins like JSON lines or a list of objects."""
     return OBJECTS.match(text) is not None
 
 
 def is_json(path: str) -> bool:
-    """Whether a file's name says that it holds JSON lines."""
+    """Return whether a file's suffix is that of JSON lines or JSON."""
     return kind_of(path) == "json"
 
 
 def read_text(path: str) -> str:
-    """Read a whole file, unpacked. UserError where it is damaged or not UTF-8."""
+    """Read and decompress a file. Raises UserError if it is damaged or not UTF-8."""
     return decode(b"".join(files.unpacked(path)), path)
 
 
 def read_lines(path: str, flag: str) -> list[str]:
-    """Return the lines of a file, or of standard input (-), without their ends.
+    """Return the lines of a file, or of standard input (-), without line ends.
 
-    A file may be packed (.gz, .zst), or a pipe, which is read until its writer ends.
-    Raises UserError, which the flag begins, and which names a bad line.
+    The file may be compressed (.gz, .zst), or a pipe, which is read to its end. Raises
+    UserError, naming the flag and a bad line.
     """
     where, file = f"{flag}={path}", expand(path, flag)
     if file.is_socket() or file.is_char_device() or file.is_block_device():
@@ -191,16 +191,16 @@ def read_lines(path: str, flag: str) -> list[str]:
         raise UserError(f"{where} cannot be read: {e.strerror}") from e
     lines = decode(content, where).split("\n")
     if not lines[-1]:
-        lines.pop()  # what ends with a newline ends there
+        lines.pop()  # after a final newline there is no further line
     if not lines:
         raise UserError(f"{where} is empty")
     return [line.removesuffix("\r") for line in lines]
 
 
 def decode(content: bytes, name: str, before: int = 0) -> str:
-    """Decode UTF-8. Raises UserError that names the first bad line.
+    """Decode UTF-8. Raises UserError, naming the first bad line.
 
-    before: lines of the file before this content.
+    before: the number of lines in the file before this content.
     """
     try:
         return content.decode("utf-8" if before else "utf-8-sig")
@@ -214,9 +214,9 @@ def decode(content: bytes, name: str, before: int = 0) -> str:
 def parse_rows(
     text: str, kind: str, name: str, columns: Columns, say: Say = silent
 ) -> Iterator[Row]:
-    """Yield the rows of a text: kind "tsv", "csv", "json" or "txt".
+    """Yield the rows of a text of kind "tsv", "csv", "json" or "txt".
 
-    Says which lines are none (see above). Raises UserError.
+    Reports skipped lines (see the module's docstring). Raises UserError.
     """
     if kind in ("json", "txt"):
         parse = _json_rows if kind == "json" else _bare_rows
@@ -263,11 +263,11 @@ def parse_rows(
 
 
 def is_header(lines: Sequence[Sequence[str]], columns: Columns) -> bool:
-    """Guess whether the first line names the columns, which are asked for by number.
+    """Guess whether the first line names the columns, although columns have numbers.
 
-    It does where it has no number in a column that has only numbers else; or a label
-    that is there once, where others are there again and again, beside a short text; or,
-    of its texts, a name that many tables have.
+    It does if it has a word above a column of numbers; or if its texts look like names
+    and its label occurs only once, while other labels repeat, or one of its texts is a
+    usual column name (NAMES) or in snake_case.
 
     >>> is_header([["sentence", "label"], ["good fun", "1"]], {"task.text": "1"})
     True
@@ -277,7 +277,7 @@ def is_header(lines: Sequence[Sequence[str]], columns: Columns) -> bool:
         return False
     at = {key: int(column) - 1 for key, column in columns.items()}
     if not {*at.values()} <= {*range(len(first))}:
-        return False  # which is refused
+        return False  # the caller refuses such columns
     rest = list(zip(*others, strict=True))
     if len(others) > 2 and any(
         _is_word(cell) and all(map(NUMBER.fullmatch, below))
@@ -294,7 +294,7 @@ def is_header(lines: Sequence[Sequence[str]], columns: Columns) -> bool:
 
 
 def _is_word(cell: str) -> bool:
-    """True for what may be a column's name: three words at most, letters in it."""
+    """Return whether a cell may be a column's name: up to three words, short."""
     return len(cell) <= 30 and len(cell.split()) <= 3 and cell[:1].isalpha()
 
 
@@ -310,7 +310,7 @@ def _report_header(
 
 
 def _as_flags(columns: Columns) -> str:
-    """Write what asks for columns as a command line has it."""
+    """Format columns as command-line arguments."""
     by_key: dict[str, list[str]] = {}
     for key, column in columns.items():
         by_key.setdefault(re.split(r"[\[:]", key)[0], []).append(column.strip())
@@ -321,7 +321,7 @@ def _as_flags(columns: Columns) -> str:
 
 
 def _as_numbers(header: Sequence[str], columns: Columns) -> str:
-    """Say how columns are asked for where the first line looks like a row; else ""."""
+    """Return advice to give columns by number, if the first line looks like a row."""
     if len(header) < len(columns) or all(map(_is_word, header)):
         return ""
     numbers = _as_flags({key: str(i) for i, key in enumerate(columns, 1)})
@@ -333,7 +333,7 @@ def _is_blank(cells: Sequence[str]) -> bool:
 
 
 def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a text, from 1."""
+    """Yield the numbered lines of a text, from 1."""
     lines = text.removesuffix("\n").split("\n") if text else []
     for number, line in enumerate(lines, 1):
         yield number, line.removesuffix("\r")
@@ -348,7 +348,7 @@ def _json_rows(text: str, name: str, columns: Columns, say: Say) -> Iterator[Row
 
 
 def _json_values(text: str, name: str, say: Say) -> Iterator[tuple[str, Any]]:
-    """Yield (place, value) of each line, or of each part of a list of objects."""
+    """Yield (place, value) for each line, or for each object of a list."""
     if text.lstrip()[:1] == "[" and has_objects(text):
         for i, found in enumerate(load_json(text, name)):
             yield f"{name}:[{i}]", found
@@ -373,7 +373,7 @@ def _bare_rows(text: str, name: str, columns: Columns, say: Say) -> Iterator[Row
 
 
 def decoded(value: Any, feature: Any = None) -> Any:
-    """Make bytes text and classes their names ("" for -1, which is none), in lists too.
+    """Decode bytes, and replace class numbers by names ("" for -1), also in lists.
 
     >>> decoded([b"a", [b"b", 3]])
     ['a', ['b', 3]]

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sentences of words with tags, out of CoNLL's columns, JSON lines or plain text.
+"""Read sentences of tagged words from CoNLL's columns, JSON lines or plain text.
 
-- `a.bio`, `b.conll.gz`, `c.txt`: a word a line, columns between tabs, or between spaces
-  in a line that has no tab; a blank line ends a sentence. Columns have numbers: 1 is
-  the first, -1 the last. Lines of -DOCSTART- end one too; they are skipped and counted
-- `d.jsonl`: an object a line with a list of words and a list of tags; `tokens` and
-  `tags` where the columns asked for are numbers
-- `tfds:conll2003:train`: the same of TensorFlow Datasets, with its names of columns
-- where no tags are asked for, a `.txt` or standard input without a tab: a sentence a
-  line, words between spaces
+- `a.bio`, `b.conll.gz`, `c.txt`: one word per line; columns are separated by tabs, or
+  by spaces in a line without a tab; a blank line ends a sentence. Columns are numbered:
+  1 is the first, -1 the last. -DOCSTART- lines also end a sentence; they are skipped
+  and counted
+- `d.jsonl`: one object per line, with a list of words and a list of tags; their names
+  are `tokens` and `tags` if the requested columns are numbers
+- `tfds:conll2003:train`: the same from TensorFlow Datasets, with its column names
+- without tags, a `.txt` or standard input that has no tab: one sentence per line, words
+  separated by spaces
 """
 
 import re
@@ -25,12 +26,15 @@ NUMBER = re.compile(r"-?[1-9]\d*")
 NAMES = "tokens", "tags"  # in JSON lines
 DOCUMENT = "-DOCSTART-"
 HEADER = "word words token tokens text form tag tags label labels pos upos ner pos_tag"
-HEADER = {*f"{HEADER} pos_tags ner_tag ner_tags".split()}  # of columns, in any case
+HEADER = {*f"{HEADER} pos_tags ner_tag ner_tags".split()}  # usual column names
 
 
 class Sentence(NamedTuple):
-    """Words, and as many tags or None. begin: the place it stands, "train.jsonl:2"; or
-    the file, and the line of its first word, where each has a line."""
+    """A sentence: its words, and as many tags, or None.
+
+    begin: its place, "train.jsonl:2"; or, if each word has its own line, the file, and
+    line is that of the first word.
+    """
 
     words: Sequence[str]
     tags: Sequence[str] | None
@@ -38,7 +42,7 @@ class Sentence(NamedTuple):
     line: int | None = None
 
     def place(self, i: int) -> str:
-        """Say where word i stands: "train.bio:7", "train.jsonl:2 (word 3)"."""
+        """Return the place of word i: "train.bio:7", "train.jsonl:2 (word 3)"."""
         if self.line is None:
             return f"{self.begin} (word {i + 1})"
         return f"{self.begin}:{self.line + i}"
@@ -47,9 +51,9 @@ class Sentence(NamedTuple):
 def read_sentences(value: str, key: str, columns: Columns, say: Say) -> list[Sentence]:
     """Read the sentences of all files that a config value names, in order.
 
-    value: files and patterns with commas; key: the config key that messages name.
-    columns: {what asks: column} of the words and then, if they are asked for, of the
-    tags. Raises UserError, naming file and line, for what is no such file.
+    value: files and patterns, separated by commas; key: the config key, for messages.
+    columns: {config key or flag: column} of the words, and then, if requested, of the
+    tags. Raises UserError, naming file and line, for an invalid file.
     """
     named = in_objects(columns)
 
@@ -76,13 +80,16 @@ def read_sentences(value: str, key: str, columns: Columns, say: Say) -> list[Sen
 
 
 def parse_text(text: str, name: str, columns: Columns, say: Say) -> list[Sentence]:
-    """Read a text: JSON lines where it begins with a brace, else as a `.txt`."""
+    """Parse a text: JSON lines if it begins with a brace, otherwise as a `.txt`."""
     parse = parse_json if text.lstrip()[:1] == "{" else parse_lines
     return list(parse(text, name, columns, say))
 
 
 def parse_lines(text: str, name: str, columns: Columns, say: Say) -> Iterator[Sentence]:
-    """Yield the sentences of columns, or of plain text if no tags are asked for."""
+    """Yield the sentences of columns, or, without tags, of plain text.
+
+    Without tags, a text with tabs or -DOCSTART- is still read as columns.
+    """
     tall = len(columns) > 1 or "\t" in text or text.startswith(DOCUMENT)
     if len(columns) == 1:
         say(f"{name} is read as {'a word' if tall else 'a sentence'} a line")
@@ -94,7 +101,7 @@ def parse_lines(text: str, name: str, columns: Columns, say: Say) -> Iterator[Se
 def parse_sentences(
     text: str, name: str, columns: object = None, say: object = None
 ) -> Iterator[Sentence]:
-    """Yield the sentences of plain text, a line each, words between spaces."""
+    """Yield the sentences of plain text: one per line, words separated by spaces."""
     for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
         yield Sentence(line.split(), None, f"{name}:{number}")
 
@@ -116,7 +123,7 @@ def parse_columns(
                 yield Sentence(words, tags[0] if tags else None, name, begin)
                 found = []
             continue
-        # Other white space, a no-break space for instance, is part of a word.
+        # Other whitespace, such as a no-break space, is part of a word.
         cells = line.split("\t") if "\t" in line else [*filter(None, line.split(" "))]
         if not where:
             width, where = len(cells), _columns(columns, len(cells), f"{name}:{number}")
@@ -145,7 +152,7 @@ def parse_columns(
 
 
 def _columns(columns: Columns, width: int, place: str) -> list[int]:
-    """Return the indices of the columns asked for, the words' first."""
+    """Return the indices of the requested columns, the words' first."""
     where = []
     for key, column in columns.items():
         if not NUMBER.fullmatch(column):
@@ -154,7 +161,7 @@ def _columns(columns: Columns, width: int, place: str) -> list[int]:
                     f"{place}: {key}={column!r} is no number of a column (1 is the "
                     "first, -1 the last)"
                 )
-            column = "1"  # of a model that learnt from JSON lines
+            column = "1"  # the model was trained on JSON lines, with column names
         i = int(column) - (int(column) > 0)
         if not -width <= i < width:
             raise UserError(
@@ -174,13 +181,13 @@ def parse_json(text: str, name: str, columns: Columns, say: Say) -> Iterator[Sen
 
 
 def in_objects(columns: Columns) -> dict[str, str]:
-    """Name the columns of objects, where those asked for are numbers."""
+    """Return the columns to read from objects: NAMES in place of numbers."""
     named = zip(columns.items(), NAMES, strict=False)
     return {k: name if NUMBER.fullmatch(c) else c for (k, c), name in named}
 
 
 def sentence_of(row: tables.Row, named: Mapping[str, str]) -> Sentence:
-    """Make a sentence of a row with lists of words and of tags. Raises UserError."""
+    """Build a sentence from a row with lists of words and tags. Raises UserError."""
     column, *of_tags = named.values()
     words, tags = row.cells[column], None
     if not isinstance(words, list) or not all(isinstance(w, str) for w in words):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the rows of every task share: their form, ragged arrays of ids, identity.
+"""The base class of the rows of all tasks, their form, and ragged arrays of token ids.
 
 `Batches` (data/batches.py) calls such rows a plan.
 """
@@ -21,17 +21,17 @@ from bertjax.data.rendering import decode
 
 BLOCK = 1024  # texts that are encoded at a time
 Batch = dict[str, np.ndarray]
-Lines = Iterator[tuple[str, str]]  # what it is, a line of text
-Outputs = Mapping[str, Sequence[np.ndarray]]  # what a model says of each row, by name
-ASKING = (  # for columns: config keys, flags
+Lines = Iterator[tuple[str, str]]  # (what it is, a line of text)
+Outputs = Mapping[str, Sequence[np.ndarray]]  # a model's outputs per row, by name
+ASKING = (  # the config keys, and the flags, that name columns
     ("task.text", "task.text_pair", "task.choices", "task.label"),
     ("--columns: TEXT", "--columns: TEXT_PAIR", "--columns: CHOICE", "--label"),
 )
 
 
 class Limits(NamedTuple):
-    """In pieces: from the beginning of a window of a context to that of the next; of a
-    question, and of an answer, at most. google-research/bert's unless said otherwise.
+    """Limits in pieces: from one window's begin to the next's; the most of a question
+    and of an answer. The defaults are google-research/bert's.
     """
 
     stride: int = 128
@@ -40,11 +40,11 @@ class Limits(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """How texts are learnt (types/seq2seq.py): their longest, in pieces, and where.
+    """How target texts are predicted (types/seq2seq.py): their most pieces, and where.
 
-    place: "prefix", behind a text that sees all of itself; "causal", behind one whose
-    tokens see those before them alone; "decoder", in arrays of their own. bare: nothing
-    begins a text or a target, and a decoder starts with padding (T5).
+    place: "prefix", after a source that sees all of itself; "causal", after a causal
+    source; "decoder", in arrays of their own. bare: source and target have no start
+    token, and a decoder starts with padding (T5).
     """
 
     length: int
@@ -53,12 +53,12 @@ class Targets(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Tokens that are predicted of a target at most, special ones included."""
+        """The most predicted tokens of a target, special ones included."""
         return self.length + (2 if self.place == "decoder" and not self.bare else 1)
 
 
 class Asking(NamedTuple):
-    """The keys, or flags, that messages name: of a column, its labels, the metrics."""
+    """The keys or flags that messages name: for the label, the labels, the metrics."""
 
     label: str = "task.label"
     labels: str = "task.labels"
@@ -66,16 +66,16 @@ class Asking(NamedTuple):
 
 
 class Form(NamedTuple):
-    """What a task's rows look like.
+    """What the rows of a task look like.
 
-    columns: of the text, and of the second one; of choices those of the context, of the
-    question or "", and of the choices. label: the column. labels: names in the order of
-    their classes, () where the label is a score. separators: between two texts.
-    metrics: names of the task type's. limits: of questions. targets: where labels are
-    texts. drawn: given negatives of a query in a row, at most. candidates: of a query,
-    to score. passages: of a question in a row, index: where their vectors are
-    (types/read.py). asking: for messages. graph: of completion, of all its triples
-    (graphs.py). settings: what else a type knows of config.task.
+    columns: of the text, and of the second text if any; for multiple choice, of the
+    context, the question (or "") and the choices. label: its column. labels: names in
+    the order of their classes, () if the label is a score. separators: between two
+    texts. metrics: names from the task type. limits: for questions. targets: if labels
+    are texts. drawn: the most hard negatives per row. candidates: passages to score per
+    query. passages: per question in a row; index: the directory of their vectors
+    (types/read.py). asking: for messages. graph: for completion, of all triples
+    (graphs.py). settings: other parts of config.task that a type needs.
     """
 
     columns: tuple[str, ...]
@@ -95,12 +95,12 @@ class Form(NamedTuple):
 
     @property
     def identity(self) -> str:
-        """Return the text that `Rows.content_hash` covers; workdirs hold the hash.
+        """Return the text that `Rows.content_hash` covers; workdirs store the hash.
 
-        Its words must stay as they are, whatever the fields are called.
+        Its words must not change, even if fields are renamed.
         """
         limits = ""
-        if self.limits != (128, 64, 30):  # workdirs older than the limits have no word
+        if self.limits != (128, 64, 30):  # as in workdirs from before there were limits
             limits = (
                 f", limits=Limits(stride={self.limits.stride!r}, "
                 f"question_length={self.limits.question_length!r}, "
@@ -119,10 +119,10 @@ class Form(NamedTuple):
         )
 
     def keys(self, labelled: bool = True, flags: bool = False) -> dict[str, str]:
-        """Return {what asks: column} of the columns that a table needs, the texts'
-        first, the label's last.
+        """Return {config key: column} of the columns that a table needs.
 
-        Config keys ask, or the flags of predict and evaluate, which messages name.
+        The texts' come first, the label's last. flags: with the flags of predict and
+        evaluate instead of config keys, for messages.
         """
         text, pair, choice, label = ASKING[flags]
         label = label if flags else self.asking.label
@@ -135,10 +135,10 @@ class Form(NamedTuple):
     def class_numbers(
         self, labels: Iterable[tuple[str, str]], source: str
     ) -> np.ndarray:
-        """Return the place of each label among the names of the classes: i32 [n].
+        """Return the class number of each label: i32 [n].
 
-        labels: (label, where it stands); source: the key or flag that gave the names,
-        and what a label is. Raises UserError for a label that is none of them.
+        labels: (label, its place); source: for messages, the key or flag with the class
+        names, and what a label is. Raises UserError for an unknown label.
 
         >>> Form(..., labels=("neg", "pos")).class_numbers([("pos", "t.tsv:2")], "")
         array([1], dtype=int32)
@@ -153,9 +153,9 @@ class Form(NamedTuple):
 
 
 def check_label(keys: Mapping[str, str]) -> None:
-    """Refuse a label that a model would read as text, and a text twice. UserError.
+    """Raise UserError if the label's column is also a text's, or two texts share one.
 
-    keys: {what asks: column}, the label's last, as `Form.keys` has them.
+    keys: {config key or flag: column}, the label's last, as from `Form.keys`.
     """
     *texts, (key, label) = keys.items()
     for name, column in texts:
@@ -175,14 +175,14 @@ class Ragged:
 
     @classmethod
     def of(cls, texts: Sequence[Sequence[int]]) -> Self:
-        """Put lists of ids one after the other."""
+        """Concatenate lists of ids."""
         offsets = np.cumsum([0, *map(len, texts)], dtype=np.int64)
         tokens = np.fromiter(chain.from_iterable(texts), np.int32, offsets[-1])
         return cls(tokens, offsets)
 
     @classmethod
     def encode(cls, tokenizer: Any, texts: Sequence[str]) -> Self:
-        """Encode texts in blocks: what a tokenizer returns is thirty times as large."""
+        """Encode texts in blocks, because a tokenizer's result is 30 times as large."""
         blocks = range(0, max(len(texts), 1), BLOCK)
         parts = [cls.of(tokenizer.encode_batch(texts[i : i + BLOCK])) for i in blocks]
         lengths = np.concatenate([part.lengths for part in parts])
@@ -194,7 +194,7 @@ class Ragged:
 
     @property
     def lengths(self) -> np.ndarray:
-        """i64 [texts]."""
+        """The number of tokens per text: i64 [texts]."""
         return np.diff(self.offsets)
 
     def counts(self, tokenizer: Any) -> np.ndarray:
@@ -204,14 +204,14 @@ class Ragged:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Labelled examples, once `plan(length)` has laid them out.
+    """Labeled examples, which `plan(length)` lays out as rows.
 
-    counts: i64 [V], how often each id occurs. labels: of each example, None where there
-    are none. length: tokens of a sequence, 0 without a layout; planned: the layout's,
-    of which some rows narrow `length`. Of the class: choices, sequences in a row;
-    shortest, tokens that a sequence needs; label_kind, what labels are called; writes,
-    whether the model's own texts score or answer them (generation/answers.py);
-    has_tables, whether a step searches their `tables`.
+    counts: i64 [V], how often each id occurs. labels: one per example, or None. length:
+    tokens per sequence, 0 before `plan`; planned: the argument of `plan`, which may be
+    more than `length`. Class attributes: choices, sequences per row; shortest, the
+    fewest tokens of a sequence; label_kind, the name of labels; writes, whether rows
+    are scored or answered by generated texts (generation/answers.py); has_tables,
+    whether a step searches `tables`.
     """
 
     form: Form
@@ -228,8 +228,8 @@ class Rows:
 
     @cached_property
     def sizes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of every row the tokens that it holds, special ones included, and those that
-        it has no room for: i64 [n] each."""
+        """Per row, the tokens that it holds, special ones included, and the tokens that
+        are cut off: i64 [n] each."""
         raise NotImplementedError
 
     @property
@@ -239,83 +239,83 @@ class Rows:
 
     @property
     def candidates(self) -> Any:
-        """What answers are chosen among, where a head is to be given it."""
+        """What answers are chosen from, for heads that need it; otherwise None."""
         return None
 
     @property
     def tables(self) -> Mapping[str, np.ndarray]:
-        """What a step of laid out rows searches: arrays [N, ...] (Objective.tables)."""
+        """The arrays [N, ...] that a step searches (Objective.tables)."""
         return {}
 
     def lengths(self) -> np.ndarray:
-        """Return the tokens of every row, special ones included: i64 [n]."""
+        """Return the number of tokens per row, special ones included: i64 [n]."""
         return self.sizes[0]
 
     def truncated(self, example: Any, keys: Any = None) -> np.ndarray:
-        """Count the tokens that a row has no room for: i64 [b]."""
+        """Return the number of tokens cut off per row: i64 [b]."""
         return self.sizes[1][example]
 
     def arrays(self) -> list[np.ndarray | None]:
-        """List what decides batches, beside the form."""
+        """Return the arrays that determine batches, beside the form."""
         raise NotImplementedError
 
     def plan(self, length: int) -> Self:
-        """Lay the rows out for another length. UserError when it is too short."""
+        """Lay the rows out for a length. Raises UserError if it is too short."""
         if length < self.shortest:
             need = f"rows need {self.shortest}"
             raise UserError(f"data.length={length} is too short: {need}")
         return replace(self, length=length, planned=length)
 
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
-        """Make rows; labels are 0 where there are none."""
+        """Make a batch of rows; without labels these are 0."""
         raise NotImplementedError
 
     def labels_of(self, example: np.ndarray) -> np.ndarray:
-        """Return the labels of some rows, i32 zeros where there are none."""
+        """Return the labels of some rows, or zeros i32 if there are none."""
         none = np.zeros(len(example), np.int32)
         return none if self.labels is None else self.labels[example]
 
     def for_scores(self) -> "Rows":
-        """Return the rows that a validation set of these examples is scored by."""
+        """Return the rows by which these examples are scored as a validation set."""
         return self
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the training rows, for those who open it."""
+        """The facts about training rows that a checkpoint stores."""
         return {"labels": list(self.form.labels)}
 
     @property
     def scores(self) -> tuple[str, ...]:
-        """What `score` computes, the first of them what counts: the form's metrics."""
+        """The names of the metrics that `score` computes; the first is the main one."""
         return self.form.metrics
 
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
-        """Compute the `scores` of what a model says of these rows."""
+        """Compute the metrics `scores` of a model's outputs for these rows."""
         raise NotImplementedError
 
     def parts(self, outputs: Outputs, example: np.ndarray) -> dict[str, Any]:
-        """Compute what `score` sums up, by what tells its parts: {"types": {...}}."""
+        """Compute the scores of parts of the rows: {"types": {...}}."""
         return {}
 
     def answers(self, outputs: Outputs, read: Sequence[Any]) -> Iterator[Any]:
-        """Yield what is said of each example, as people read it.
+        """Yield the answer to each example in readable form.
 
-        outputs: of all rows; read: what the examples were made of.
+        outputs: of all rows; read: the examples that the rows were made from.
         """
         raise NotImplementedError
 
     def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
-        """Yield (what it is, a line) of an example as the model gets it, and of what is
-        right; row: what `gather` makes of it, without the batch's axis."""
+        """Yield (what it is, a line) for an example as the model sees it, and for its
+        label; row: its arrays from `gather`, without the batch axis."""
         yield "text", decode(tokenizer, row["input_ids"][row["attention_mask"] > 0])
 
     @property
     def label_names(self) -> Sequence[str]:
-        """The names of the classes, where labels are their numbers."""
+        """The names of the classes, if labels are class numbers."""
         return self.form.labels
 
     def label_counts(self) -> dict[str, dict[str, float]]:
-        """Return what the labels are, and how often: {"labels": {"neg": 3, ...}}."""
+        """Return how often each label occurs: {"labels": {"neg": 3, ...}}."""
         names = self.label_names
         if self.labels is None or not names:
             return {}
@@ -323,8 +323,8 @@ class Rows:
         return {self.label_kind: dict(zip(names, counts, strict=True))}
 
     def summary(self) -> dict[str, Any]:
-        """Return what a layout's rows are: how many, how long, how many are cut, and
-        what labels they have."""
+        """Return the number of rows, their lengths, the number of cut rows, and the
+        counts of labels."""
         return {
             "rows": self.n,
             "length": self.length,
@@ -334,7 +334,7 @@ class Rows:
         }
 
     def read_as(self, tokenizer: Any, labelled: bool = True) -> str:
-        """Say in a line what was read: columns, rows, labels, and the first row."""
+        """Describe in one line what was read: rows, columns, labels, the first row."""
         counts = [f"; {say_counts(*of)}" for of in self.label_counts().items()]
         example = np.zeros(1, np.int64)
         batch = self.gather(example, counter_rng.fold(0, "first", example), tokenizer)
@@ -344,27 +344,27 @@ class Rows:
         return f"{rows}; the first: {first}"
 
     def of_columns(self, labelled: bool) -> str:
-        """Say the columns that rows were read from."""
+        """Describe the columns that rows were read from."""
         keys = self.form.keys(labelled).items()
         return " of " + ", ".join(f"{k.removeprefix('task.')}={v}" for k, v in keys)
 
-    findings = ()  # lines for a file: all of what was said with few examples
+    findings = ()  # lines for a file, in full; messages show only a few examples
 
     def notes(self) -> Iterator[str]:
-        """Yield what people should know of a layout."""
+        """Yield messages about the layout, such as the number of cut rows."""
         if cut := int((self.sizes[1] > 0).sum()):
             yield f"{cut:,} of {self.n:,} rows are cut at {self.length}"
 
     @property
     def content_hash(self) -> str:
-        """sha256 over everything that decides batches."""
+        """The sha256 of everything that determines batches."""
         digest = hashlib.sha256(self.form.identity.encode())
         for array in self.arrays():
             digest.update(b"" if array is None else np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
     def check_ids(self, vocab_size: int) -> None:
-        """Raise UserError when a text holds an id that is not below vocab_size."""
+        """Raise UserError if a text has an id that is not below vocab_size."""
         largest = int(np.flatnonzero(self.counts).max(initial=0))
         if largest >= vocab_size:
             raise UserError(
@@ -373,13 +373,13 @@ class Rows:
 
 
 def min_mean_max(values: np.ndarray) -> dict[str, float]:
-    """Return the least, the mean and the greatest of some numbers, by these names."""
+    """Return {"min", "mean", "max"} of some numbers."""
     names = "min", "mean", "max"
     return {name: float(getattr(values, name)()) for name in names}
 
 
 def say_counts(name: str, counts: Mapping[str, float], most: int = 10) -> str:
-    """Say how often things occur, of many the most frequent.
+    """Format counts in a line; if there are many, only the most frequent.
 
     >>> say_counts("labels", {"neg": 1200, "pos": 3})
     'labels neg (1,200), pos (3)'
@@ -396,5 +396,5 @@ def say_counts(name: str, counts: Mapping[str, float], most: int = 10) -> str:
 
 
 def short(text: str, most: int = 60) -> str:
-    """Cut a text for a line of a message."""
+    """Cut a text to at most `most` characters, for a message."""
     return text if len(text) <= most else f"{text[:most].rstrip()}..."

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a task type is, and how the one that an objective learns from is found.
+"""The interface TaskType, and how to find the type of an objective.
 
-A type is a module of bertjax/tasks/types, or any dotted name, with a `TASK_TYPE`. The
-name of the type is the name of its shipped objective; a head from outside names its
-type itself (`Head.task_type`, objectives/base.py).
+A task type is a module with a `TASK_TYPE`: one of bertjax/tasks/types, or any module by
+its dotted name. Shipped types have the name of their objective; a head from outside the
+package names its type itself (`Head.task_type`, objectives/base.py).
 """
 
 import functools
@@ -23,53 +23,54 @@ POOLINGS = dict.fromkeys(("mean", "cls", "last"))  # models/pooling.py, which ne
 
 @dataclass(frozen=True, kw_only=True)
 class TaskType:
-    """How the labelled rows of an objective are read, learnt from, scored and answered.
+    """How the labeled rows of an objective are read, encoded, scored and answered.
 
     Reading and rows:
       read(value, key, columns, say) -> the examples of the files that a config value
-        names; parse(text, name, columns, say) -> those of standard input; parse_lines:
-        as parse, of plain text, a text a line; None where a row is more than a text.
+        names; parse(text, name, columns, say) -> the examples of standard input;
+        parse_lines: like parse, for plain text with one example per line; None if an
+        example is more than one text.
       make_rows(examples, form, tokenizer, labelled, say) -> Rows.
-      find_labels(examples, form) -> the form, with the names of its classes.
+      find_labels(examples, form) -> the form with the names of its classes.
       locate(entry, key) -> the file that an entry of a source names.
-      file_names: what a message writes in the place of a directory.
-      make_graph(config, train, others, say) -> what the rows of all sets share
-        (Form.graph), of their examples; open_graph(config, facts) -> that of a model,
-        whose checkpoint keeps these facts of the task. make_tokenizer(graph) -> the
-        vocabulary, where it is the graph's.
+      file_names: what messages write for a file, such as "FILE.tsv".
+      make_graph(config, train, others, say) -> Form.graph, which the rows of all sets
+        share, from their examples; open_graph(config, facts) -> the graph of a model,
+        from the task's facts in its checkpoint. make_tokenizer(graph) -> the tokenizer,
+        if its vocabulary is the graph's.
     Scores:
-      metrics: names that task.metrics may have; default_metrics: those that count where
-        it has none, () for all. outputs: the names that `outputs` of a head must
-        return, by which rows are scored and answered.
+      metrics: names that task.metrics may have; default_metrics: those used if it is
+        empty, () for all. outputs: the names that a head's `outputs` must return, for
+        scores and answers.
     Config:
-      label_key: the key of config.task that names the column of what is right.
-      columns: keys of config.task that need not be given, and what they then are.
-      instead: keys of `columns` that stay empty where another key is given.
-      unused: keys of config.task without effect, and the one value that they may have
-        beside "". settings: those that other types have no use for; needs: of these
-        those that have no effect where another key is empty, {key: that key}.
-        check(config) refuses what else is wrong in config.task. imported(labels) ->
-        keys of config.task for a model that was finetuned elsewhere. max_length: of its
-        rows.
-      text_columns: how many texts --columns names; name_columns(config, names) -> the
-        texts' names, where --columns names more than texts.
-      head_options(task, labels) -> options of the head's make_head, {"classes": 3}; no
-        labels: they are not read yet, and a size that they say is left out;
-        several_sequences: a row has as many as the head's option `choices` says.
-      form_settings(task) -> what rows have to know of config.task beside columns
-        (Form.settings), a tuple; None: nothing. Raises UserError.
+      label_key: the key of config.task for the column of labels or targets.
+      columns: default values of keys of config.task. instead: {key of `columns`: other
+        key}; the default is not set if the other key is.
+      unused: {key of config.task without effect: the only value it may have beside ""}.
+        settings: keys of config.task that only this type and some others read; needs:
+        {setting: key without which it has no effect}. check(config) raises UserError
+        for other faults of config.task. imported(labels) -> keys of config.task for a
+        model that was finetuned outside bertjax. max_length: of that model's rows.
+      text_columns: the most columns of texts that --columns may name;
+        name_columns(config, names) -> the columns of the texts, if --columns names
+        other columns too.
+      head_options(task, labels) -> options of the head's make_head, {"classes": 3};
+        without labels (not read yet) it leaves out sizes that depend on them.
+        several_sequences: the head's option `choices` is the sequences per row.
+      form_settings(task) -> Form.settings, the parts of config.task that rows need
+        beside columns, as a tuple; None: nothing. Raises UserError.
     Models:
-      facts(config) -> what a checkpoint keeps beside the labels.
-      makes_vectors: the head makes vectors, which embed gives and a search compares,
-        and no answers; has_threshold: answers may be withheld (predict --threshold);
-        generates: labels are texts, and answers too, which the head over the
-        vocabulary learns (Form.targets); masks: the host half of the objective hides
-        what is predicted, as the keys of config.data say that are about masks.
+      facts(config) -> facts that a checkpoint stores beside the labels.
+      makes_vectors: the head makes vectors, for embed and for search, and no answers;
+        has_threshold: answers may be withheld (predict --threshold); generates: labels
+        and answers are texts, which the head over the vocabulary predicts
+        (Form.targets); masks: the objective's features mask what is predicted, by the
+        keys of config.data for masking.
       token_head: the head is the one over the vocabulary, whatever its parameters are.
-      hf_class: what ends the name of transformers' class that computes the same of
-        heads.init_task's parameters, and that convert writes; "" for none.
-      exported: keys of config.task that config.json of an exported model keeps, of a
-        type that opens there as another one; None: all that have an effect.
+      hf_class: the end of the name of transformers' class that computes the same from
+        heads.init_task's parameters, for convert; "" for none.
+      exported: the keys of config.task in config.json of an exported model, for a type
+        that is exported as another one; None: all keys that have an effect.
     """
 
     read: Callable[..., Sequence[Any]] = tables.read_rows
@@ -110,18 +111,18 @@ class TaskType:
 
 
 def class_option(task: ConfigDict, labels: Sequence[str]) -> dict[str, float]:
-    """Return the `head_options` of a head with a class for each label."""
+    """Return the `head_options` of a head with one class per label."""
     return {"classes": len(labels)} if labels else {}
 
 
 @functools.cache
 def task_type_names() -> list[str]:
-    """List the types of the package, whose shipped objectives have the same names."""
+    """Return the names of the package's types, which are those of their objectives."""
     return registry.names(PACKAGE)
 
 
 def load_task_type(name: str, key: str = "task_type") -> TaskType:
-    """Return the type of that name, or of the module of that dotted name: UserError."""
+    """Return the type by its name or its module's dotted name. Raises UserError."""
     module = registry.load(key, name, PACKAGE)
     if not isinstance(getattr(module, "TASK_TYPE", None), TaskType):
         raise UserError(f"{key}={name!r}: the module has no TASK_TYPE, a TaskType")
@@ -129,15 +130,15 @@ def load_task_type(name: str, key: str = "task_type") -> TaskType:
 
 
 def shipped_task_type(objective: str) -> TaskType | None:
-    """Return the type of a shipped objective; of others None, and nothing is loaded."""
+    """Return the type of a shipped objective; None for others, which are not loaded."""
     name = objective.partition(":")[0]  # without its options
     return load_task_type(name) if name in task_type_names() else None
 
 
 def find_task_type(objective: str) -> TaskType | None:
-    """Return the type of the rows that an objective learns from; None: no labels.
+    """Return the task type of an objective; None if it learns from running text.
 
-    A head from outside the package is imported, and says it. Raises UserError.
+    A head from outside the package is imported for its task_type. Raises UserError.
     """
     if found := shipped_task_type(objective):
         return found
@@ -155,7 +156,7 @@ def _is_outside(objective: str) -> bool:
 
 
 def get_task_type(objective: str) -> TaskType:
-    """Return the type of the rows that an objective learns from. Raises UserError."""
+    """Return the task type of an objective. Raises UserError if it has none."""
     if found := find_task_type(objective):
         return found
     if _is_outside(objective):
@@ -171,7 +172,7 @@ def get_task_type(objective: str) -> TaskType:
 
 
 def check_outputs(task_type: str, found: Iterable[str]) -> None:
-    """Raise UserError where a head's `outputs` lacks what rows are scored by."""
+    """Raise UserError if a head's `outputs` lacks names that scores need."""
     wanted = load_task_type(task_type).outputs
     if lacking := [name for name in wanted if name not in found]:
         raise UserError(
@@ -181,7 +182,7 @@ def check_outputs(task_type: str, found: Iterable[str]) -> None:
 
 
 def with_options(objective: str, **options: registry.Option) -> str:
-    """Give an objective options, after its own.
+    """Append options to an objective.
 
     >>> with_options("lab.focal:gamma=3", classes=2)
     'lab.focal:gamma=3,classes=2'

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of texts that a model wrote, of which each has one right text or several.
+"""Metrics of generated texts, each with one or several references.
 
-From 0 to 1. bleu is sacrebleu's (Post 2018) with its own tokenization, over the whole
-set; rouge1, rouge2 and rougeL are the mean F1 of rouge-score (Lin 2004), of several
-right texts the best. Both libraries are the extra `text`. But for ROUGE, a character of
-a script without spaces is a word.
+All range from 0 to 1. bleu is sacrebleu's (Post 2018) with its default tokenization,
+over the whole set; rouge1, rouge2 and rougeL are the mean F1 of rouge-score (Lin 2004),
+with the best reference. Both libraries are in the extra `text`. Except for ROUGE, a
+character of a script without spaces is a word.
 """
 
 import importlib.util
@@ -16,11 +16,11 @@ from bertjax.data.tokenizers.word_starts import ALONE
 
 ROUGE = "rouge1", "rouge2", "rougeL"
 PACKAGES = {"bleu": "sacrebleu", **dict.fromkeys(ROUGE, "rouge_score")}
-References = Sequence[Sequence[str]]  # of each text, one at least
+References = Sequence[Sequence[str]]  # at least one per text
 
 
 def check_packages(names: Iterable[str], key: str) -> None:
-    """Refuse metrics whose library is not there. Raises UserError, naming `key`."""
+    """Raise UserError, naming `key`, for metrics whose library is not installed."""
     for name in names:
         package = PACKAGES.get(name)
         if package and importlib.util.find_spec(package) is None:
@@ -31,13 +31,13 @@ def check_packages(names: Iterable[str], key: str) -> None:
 
 
 def bleu(texts: Sequence[str], references: References, lower: bool = False) -> float:
-    """Return BLEU-4 of the set. lower: capitals count as small letters."""
+    """Return BLEU-4 of the set; lower: ignore case."""
     import sacrebleu
 
     texts = [*map(spaced, texts)]
     references = [[*map(spaced, right)] for right in references]
     most = max(map(len, references))
-    # The k-th reference of each text, None where it has fewer.
+    # The k-th reference of each text, None if it has fewer.
     streams = [[r[k] if k < len(r) else None for r in references] for k in range(most)]
     found = sacrebleu.corpus_bleu(texts, streams, lowercase=lower)
     return found.score / 100
@@ -46,7 +46,7 @@ def bleu(texts: Sequence[str], references: References, lower: bool = False) -> f
 def rouge(
     texts: Sequence[str], references: References, names: Sequence[str] = ROUGE
 ) -> dict[str, float]:
-    """Return the mean F1s: {name: F1}. Letters are small ones, without stems."""
+    """Return the mean F1s: {name: F1}; texts are lower-cased, but not stemmed."""
     from rouge_score.rouge_scorer import RougeScorer
 
     scorer = RougeScorer([*names])
@@ -56,12 +56,13 @@ def rouge(
 
 
 def spaced(text: str) -> str:
-    """Put spaces around each character of scripts without them, and their signs."""
+    """Put spaces around each character and punctuation mark of scripts without
+    spaces."""
     return ALONE.sub(r" \g<0> ", text)
 
 
 def words_of(text: str) -> list[str]:
-    """Return what stands between spaces, with those of `spaced`.
+    """Split a text at spaces, including those that `spaced` adds.
 
     >>> words_of("in 巴黎。")
     ['in', '巴', '黎', '。']
@@ -70,12 +71,12 @@ def words_of(text: str) -> list[str]:
 
 
 def has_rouge(text: str) -> bool:
-    """Whether a text has a word by rouge-score, which knows a to z and digits alone."""
+    """Return whether rouge-score finds a word; it knows only a to z and digits."""
     return re.search("[a-z0-9]", text.lower()) is not None
 
 
 def distinct(texts: Sequence[str], n: int) -> float:
-    """Return how many of all n-grams of words are different ones (Li et al. 2016).
+    """Return the share of distinct n-grams among all n-grams of words (Li et al. 2016).
 
     >>> distinct(["who is it", "who was it"], 1)
     0.6666666666666666
@@ -98,7 +99,7 @@ METRICS = ("bleu", *ROUGE, *SHARES)
 def text_scores(
     names: Iterable[str], texts: Sequence[str], references: References, lower: bool
 ) -> dict[str, float]:
-    """Return what is asked for of METRICS: {name: score}; lower: as of `bleu`."""
+    """Compute those of `names` that are in METRICS: {name: score}; lower: see `bleu`."""
     found = {}
     asked = [name for name in names if name in METRICS]
     if "bleu" in asked:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of one text or two and a label: classification and regression.
+"""Rows of one or two texts and a label, for classification and regression.
 
-[CLS] first [SEP], or [CLS] first [SEP] second [SEP] (Devlin et al. 2019, figure 4);
-RoBERTa's family parts a pair by two separators. Where a row is too long, the longer of
-the two texts loses its last token until it is not (google-research/bert,
-run_classifier.py).
+A row is [CLS] first [SEP], or [CLS] first [SEP] second [SEP] (Devlin et al. 2019,
+figure 4); RoBERTa's family has two separators between the texts. If a row is too long,
+the longer of the two texts loses its last token until the row fits
+(google-research/bert, run_classifier.py).
 """
 
 import re
@@ -34,13 +34,13 @@ from bertjax.tasks.task_rows import (
 )
 
 BATCH = 256  # texts encoded at a time
-FEW = 10  # rows, or classes, that need no doubt
-WHOLE = re.compile(r"-?[0-9]{1,18}")  # what int() reads, and no "²"
+FEW = 10  # up to so many rows or classes, nothing is suspicious
+WHOLE = re.compile(r"-?[0-9]{1,18}")  # int() accepts these; \d would also match "²"
 
 
 @dataclass(frozen=True, eq=False)
 class Texts(Rows):
-    """A row an example. labels: i32 classes, f32 scores, or None."""
+    """One row per example. labels: i32 classes, f32 scores, or None."""
 
     texts: tuple[Ragged, ...]
 
@@ -54,16 +54,16 @@ class Texts(Rows):
 
     @property
     def specials(self) -> int:
-        """Special tokens in a row."""
+        """The number of special tokens in a row."""
         return 2 if len(self.texts) == 1 else 2 + self.form.separators
 
     @property
     def room(self) -> int:
-        """Tokens that a row has room for, special ones included."""
+        """The most tokens of a row, special ones included."""
         return self.length
 
     def kept(self, example: Any) -> np.ndarray:
-        """Return how many tokens of each text stand in a row: i64 [b, texts].
+        """Return how many tokens of each text a row keeps: i64 [b, texts].
 
         >>> Texts(..., length=11).kept([0])  # 6 and 9 tokens, room for 8
         array([[4, 4]])
@@ -72,7 +72,7 @@ class Texts(Rows):
         return kept_of(full, self.room - self.specials)
 
     def kept_tokens(self, example: np.ndarray) -> list[list[np.ndarray]]:
-        """Return the tokens of each text that stand in some rows."""
+        """Return the kept tokens of each text of some rows."""
         return [
             [text[i][:size] for text, size in zip(self.texts, sizes, strict=True)]
             for i, sizes in zip(example, self.kept(example), strict=True)
@@ -80,7 +80,7 @@ class Texts(Rows):
 
     @cached_property
     def text_sizes(self) -> tuple[np.ndarray, np.ndarray]:
-        """`sizes` of the texts alone."""
+        """`sizes` for the texts only."""
         kept = self.kept(slice(None)).sum(axis=1)
         return kept + self.specials, sum(t.lengths for t in self.texts) - kept
 
@@ -91,7 +91,7 @@ class Texts(Rows):
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
         """Make rows: input_ids, attention_mask, token_type_ids i32 [b, L], and labels.
 
-        Nothing is drawn, so `keys` play no part. Texts 7 8 and 9, length 8 ([CLS] 1,
+        Nothing is drawn, so `keys` is not used. Texts 7 8 and 9, length 8 ([CLS] 1,
         [SEP] 2, padding 0):
 
             input_ids       1  7  8  2  9  2  0  0
@@ -103,7 +103,7 @@ class Texts(Rows):
         return batch | {"labels": self.labels_of(example)}
 
     def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
-        """Yield text, text_pair, and label or score."""
+        """Yield the text, the text_pair, and the label or score."""
         ids, types = row["input_ids"], row["token_type_ids"]
         for k, name in enumerate(("text", "text_pair")[: len(self.texts)]):
             is_part = (row["attention_mask"] > 0) & (types == k)
@@ -119,14 +119,14 @@ class Texts(Rows):
         return {"scores": min_mean_max(self.labels)}
 
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
-        """Compute the metrics of "scores" f32 [n, C] of classes, or [n]."""
+        """Compute the metrics from "scores", f32 [n, C] of classes, or f32 [n]."""
         scores, gold = np.asarray(outputs["scores"]), self.labels[example]
         predicted = scores.argmax(-1) if self.label_names else scores.astype(np.float64)
         return {name: METRICS[name](predicted, gold) for name in self.form.metrics}
 
     def answers(self, outputs: Outputs, read: Sequence[Row]) -> Iterator[Any]:
-        """Yield {"label", "score", "probabilities"}, the score that of the label, and
-        probabilities by label; or {"value"}."""
+        """Yield {"label", "score", "probabilities"}, where score is the label's
+        probability and probabilities are by label; or {"value"}."""
         scores = np.asarray(outputs["scores"])
         if not self.form.labels:
             yield from ({"value": float(value)} for value in scores)
@@ -134,7 +134,7 @@ class Texts(Rows):
         for row in softmax(scores):
             shares = dict.fromkeys(self.form.labels, 0.0)
             for label, share in zip(self.form.labels, row.tolist(), strict=True):
-                shares[label] += share  # classes of a model may have one name
+                shares[label] += share  # several classes may have the same name
             best = max(shares, key=shares.__getitem__)
             yield {"label": best, "score": shares[best], "probabilities": shares}
 
@@ -146,9 +146,9 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def kept_of(full: np.ndarray, room: int) -> np.ndarray:
-    """Return how many tokens of one text or two stand in rows with this room.
+    """Return how many tokens of one or two texts rows with this room keep.
 
-    full: how many there are, i64 [b, texts], as what is returned.
+    full: the numbers of all tokens, i64 [b, texts], like the result.
     """
     if full.shape[1] == 1:
         return np.minimum(full, room)
@@ -160,7 +160,7 @@ def kept_of(full: np.ndarray, room: int) -> np.ndarray:
 def lay_out(
     rows: Sequence[Sequence[np.ndarray]], length: int, separators: int, specials: Any
 ) -> Batch:
-    """Make rows of texts that fit: as Texts.gather has them, without labels."""
+    """Make rows of texts that fit; arrays as from Texts.gather, without labels."""
     shape = len(rows), length
     ids = np.full(shape, specials.pad_id, np.int32)
     mask, types = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
@@ -187,8 +187,10 @@ def lay_out_real(
     separators: int,
     specials: Any,
 ) -> Batch:
-    """Make rows of several sequences, i32 [b, C, L]: as `lay_out` makes them where they
-    are real, bool [b, C], and padding elsewhere."""
+    """Make rows of several sequences, i32 [b, C, L].
+
+    They are those of `lay_out` where is_real, bool [b, C]; the others are padding.
+    """
     batch: Batch = {}
     for name, values in lay_out(texts, length, separators, specials).items():
         empty = specials.pad_id if name == "input_ids" else 0
@@ -200,8 +202,8 @@ def lay_out_real(
 def find_labels(rows: Sequence[Row], form: Form) -> Form:
     """Return the form with the classes of the training rows, unless it has some.
 
-    Raises UserError where they can be no classes (`read_labels`), and where there are
-    more of them than texts.
+    Raises UserError for labels that cannot be classes (`read_labels`), and for more
+    classes than texts.
     """
     if form.labels:
         return form
@@ -222,12 +224,12 @@ def read_labels(
     many: str = "for scores take --config.objective=regress",
     asking: Asking | None = None,
 ) -> tuple[str, ...]:
-    """Return the labels that rows have, whole numbers by size, others by the alphabet.
+    """Return the labels of rows, sorted: whole numbers by value, others as strings.
 
-    many: what is said where they look like scores; asking: what named the column, and
-    what might name the labels, "" where nothing does. Raises UserError for many numbers
-    with decimals, for a class (nearly) a row, for an empty label, and where there is
-    only one.
+    many: the advice of messages if labels look like scores; asking: the keys or flags
+    for the column and for the labels ("" if there is none), for messages. Raises
+    UserError for many numbers with decimals, for about one class per row, for an empty
+    label, and for only one label.
     """
     asking = asking or Asking()
     found = dict.fromkeys(label_of(row, column) for row in rows)
@@ -257,8 +259,8 @@ def _two(labels: Iterable[str]) -> str:
 def make_texts(
     rows: Sequence[Row], form: Form, tokenizer: Any, labelled: bool, say: Say = silent
 ) -> Texts:
-    """Encode rows; says which cells are empty. Raises UserError for labels that do not
-    go with the form."""
+    """Encode rows, and report empty cells. Raises UserError for labels that do not fit
+    the form."""
     texts = [encode_column(rows, c, tokenizer, say) for c in form.columns]
     labels = None
     if labelled and form.labels:
@@ -271,7 +273,7 @@ def make_texts(
 
 
 def encode_column(rows: Sequence[Row], column: str, tokenizer: Any, say: Say) -> Ragged:
-    """Encode a column's texts; says which are empty."""
+    """Encode the texts of a column, and report empty ones."""
     cells = [text_of(row, column) for row in rows]
     empty = [r.place for r, c in zip(rows, cells, strict=True) if not c.strip()]
     report(say, empty, "row", f" with an empty {column}, kept")
@@ -279,10 +281,10 @@ def encode_column(rows: Sequence[Row], column: str, tokenizer: Any, say: Say) ->
 
 
 def cell(row: Row, column: str) -> str:
-    """Return what a cell holds, as text without spaces around it.
+    """Return the value of a cell as text, without surrounding spaces.
 
-    Of JSON, true and false are written so, null and NaN are empty. UserError where it
-    is a list or an object.
+    JSON's true and false become "true" and "false"; null and NaN become "". Raises
+    UserError for a list or an object.
     """
     value = row.cells[column]
     if isinstance(value, (list, dict)):
@@ -295,7 +297,7 @@ def cell(row: Row, column: str) -> str:
 
 
 def label_of(row: Row, column: str) -> str:
-    """Return what a cell holds, as `cell` does. UserError where it is empty too."""
+    """Return the value of a cell, as `cell` does. Raises UserError if it is empty."""
     label = cell(row, column)
     if not label:
         raise UserError(f"{row.place}: the {column} is empty")
@@ -303,7 +305,7 @@ def label_of(row: Row, column: str) -> str:
 
 
 def text_of(row: Row, column: str) -> str:
-    """Return a cell's text as it stands. UserError where it is something else."""
+    """Return a cell's text unchanged. Raises UserError if it is not a text."""
     value = row.cells[column]
     if not isinstance(value, str):
         raise UserError(f"{row.place}: the {column} has to be a text, and is {value!r}")
@@ -311,7 +313,7 @@ def text_of(row: Row, column: str) -> str:
 
 
 def scores_of(rows: Sequence[Row], column: str) -> np.ndarray:
-    """Return the numbers of a column, f32 [n]. UserError for what is none."""
+    """Return the numbers of a column, f32 [n]. Raises UserError for other values."""
     cells = [cell(row, column) for row in rows]
     numbers = [float(text) if NUMBER.fullmatch(text) else np.nan for text in cells]
     with np.errstate(over="ignore"):
@@ -325,8 +327,11 @@ def scores_of(rows: Sequence[Row], column: str) -> np.ndarray:
 def encode_with_chars(
     tokenizer: Any, texts: Sequence[str]
 ) -> tuple[Ragged, np.ndarray]:
-    """Encode texts, and say of each token where in its text it stands: the characters
-    [begin, end), i32 [tokens, 2], with the marks behind them that a tokenizer drops."""
+    """Encode texts; also return each token's characters [begin, end) in its text.
+
+    The characters, i32 [tokens, 2], include combining marks after the token that the
+    tokenizer drops.
+    """
     pieces: list[list[int]] = []
     chars = [np.zeros((0, 2), np.int32)]
     for at in range(0, len(texts), BATCH):
@@ -340,8 +345,10 @@ def encode_with_chars(
 
 
 def _with_marks(spans: list[tuple[int, int]], text: str) -> list[tuple[int, int]]:
-    """Give each span the marks between it and the next: accents and vowel signs that
-    are dropped, without which an answer would end in the middle of a letter.
+    """Extend each span by the combining marks between it and the next one.
+
+    Tokenizers drop these accents and vowel signs; without them an answer would end in
+    the middle of a letter.
 
     >>> _with_marks([(0, 1), (3, 4)], "นี้ก")
     [(0, 3), (3, 4)]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of triples, and of what entities and relations are called.
+"""Read files of triples, and of the names and texts of entities and relations.
 
-- triples: a TSV without a first line of names, packed (.gz, .zst) or not, a line each:
-  head, relation, tail; or JSON lines with these three
-- names: a TSV of id, name, and where there is one a text; or JSON lines with id, label
+- triples: a TSV without a header, one triple per line: head, relation, tail; or JSON
+  lines with these three; both may be compressed (.gz, .zst)
+- descriptions: a TSV of id, name and, optionally, text; or JSON lines with id, label
   (or name), description (or text)
 """
 
@@ -17,7 +17,7 @@ from bertjax.tasks import tables
 from bertjax.tasks.tables import Columns, Say, silent
 
 WANTED = "FILE.tsv"
-BLANK = "?"  # what is asked for
+BLANK = "?"  # in a query, the part that is asked for
 FIELDS = "head", "relation", "tail"
 HEADERS = {
     FIELDS,
@@ -28,7 +28,7 @@ LABELS, TEXTS = ("label", "name"), ("description", "text")
 
 
 class Triple(NamedTuple):
-    """An edge of a graph, and where it stands; of a query one end is BLANK."""
+    """An edge of a graph, with its place in a file; in a query one part is BLANK."""
 
     head: str
     relation: str
@@ -43,7 +43,7 @@ class Triple(NamedTuple):
 
 
 class Described(NamedTuple):
-    """What an entity or a relation is called, and a text about it, or ""."""
+    """The name of an entity or relation, and a text about it, or ""."""
 
     name: str
     text: str = ""
@@ -54,8 +54,8 @@ def read_triples(
 ) -> list[Triple]:
     """Read the triples of all files that a config value names, in order.
 
-    key: the config key or flag that messages name. columns play no part: what stands
-    where is fixed. Raises UserError, naming file and line, for what is no triple.
+    key: the config key or flag, for messages. columns: not used, since their order is
+    fixed. Raises UserError, naming file and line, for an invalid triple.
 
     >>> read_triples("train.tsv", "data.train", {})[0]
     Triple(head='a', relation='knows', tail='b', source='train.tsv', line=1)
@@ -75,7 +75,7 @@ def read_triples(
 def parse_triples(
     text: str, name: str, columns: Columns = (), say: Say = silent
 ) -> list[Triple]:
-    """Read the triples of a text, as `read_triples` does."""
+    """Parse the triples of a text, as `read_triples` does."""
     found = []
     is_json = text.lstrip()[:1] == "{"
     for number, line in _lines(text, name, say):
@@ -97,7 +97,7 @@ def parse_triples(
 
 
 def _lines(text: str, name: str, say: Say) -> Iterator[tuple[int, str]]:
-    """Yield the lines that are not empty, by number from 1; says which are."""
+    """Yield the numbered lines of a text, from 1; report and skip empty ones."""
     blank = []
     for number, line in tables.numbered_lines(text):
         if line.strip():
@@ -121,11 +121,11 @@ def _json_cells(line: str, place: str) -> list[str]:
 
 
 def read_descriptions(value: str, key: str, say: Say = silent) -> dict[str, Described]:
-    """Return what the files that a config value names say of entities and relations.
+    """Return the descriptions in the files that a config value names, by id.
 
-    Raises UserError, naming file and line, for an id that stands there twice, and for
-    lines without an id and a name. Says how many have an empty name, which counts as
-    none.
+    An entity or relation with an empty name is named by its id, and reported. Raises
+    UserError, naming file and line, for a repeated id, and for lines without an id and
+    a name.
     """
     found: dict[str, Described] = {}
     nameless: list[str] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rows of queries of a knowledge graph share, and their task types."""
+"""The base class of rows of queries to a knowledge graph, and of their task types."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from bertjax.tasks.known_answers import KnownAnswers
 from bertjax.tasks.task_rows import Outputs, Rows
 from bertjax.tasks.task_type import TaskType
 
-# Makes the type of rows of triples, of make_rows and of what is another one's.
+# Builds the task type of rows of triples, given make_rows and what differs from these.
 triple_type = partial(
     TaskType,
     read=triple_files.read_triples,
@@ -34,18 +34,21 @@ triple_type = partial(
 
 @dataclass(frozen=True, eq=False)
 class TripleRows(Rows):
-    """Rows of queries. labelled: whether it is known what is right; known: what else
-    is right, of rows that are scored."""
+    """Rows of queries.
+
+    labelled: whether the right answers are known; known: for rows to score, all known
+    right answers.
+    """
 
     queries: Queries
     labelled: bool
     known: KnownAnswers | None = field(default=None, kw_only=True)
 
-    answered = "entities"  # of the graph
+    answered = "entities"  # the attribute of the graph that answers come from
 
     @property
     def graph(self) -> Graph:
-        """Entities, relations and edges."""
+        """The graph, with its entities, relations and edges."""
         return self.form.graph
 
     @property
@@ -53,20 +56,20 @@ class TripleRows(Rows):
         return {"labels": [], "graph": self.graph.to_json()}
 
     def known_answers(self) -> KnownAnswers:
-        """Return what is known to be right."""
+        """Return the known right answers to queries of the graph."""
         return KnownAnswers(self.graph.known_triples, self.graph.width)
 
     @cached_property
     def known_width(self) -> int:
-        """F: as many answers as are known to a query, of rows that are scored."""
+        """F, the most known answers to a query, of rows to score."""
         return self.known.most(self.queries)
 
     def of_queries(self, outputs: Outputs, example: np.ndarray) -> Outputs:
-        """Return outputs of rows query by query: [queries, ...]."""
+        """Convert outputs per row to outputs per query: [queries, ...]."""
         return outputs
 
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
-        """Rank what is right: "greater", "equal" f32, by `of_queries`."""
+        """Compute ranking metrics from "greater" and "equal" f32 (`of_queries`)."""
         found = self.of_queries(outputs, example)
         counts = (np.asarray(found[name]) for name in ("greater", "equal"))
         return graphs.ranking_scores(*counts, self.form.metrics)
@@ -79,8 +82,11 @@ class TripleRows(Rows):
 
 
 def ask_for_ends(triples: np.ndarray, labelled: bool) -> Queries:
-    """Ask for both ends of triples i32 [n, 3] that say what is right, 2 n queries, and
-    of others for the end that is -1."""
+    """Return queries for the ends of triples i32 [n, 3].
+
+    Labeled triples give 2 n queries, for both ends; others give one, for the end that
+    is -1.
+    """
     if labelled:
         return graphs.both_sides(triples)
     return Queries(triples, np.where(triples[:, 0] < 0, HEAD, TAIL))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random walks along the edges of a graph: the paths that completion learns from."""
+"""Draw random walks along the edges of a graph: the paths that completion trains on."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -8,16 +8,17 @@ import numpy as np
 
 from bertjax.data import counter_rng
 
-LONGEST = 3  # relations of a path (Guu et al. 2015 have up to 5; each is a token)
+LONGEST = 3  # the most relations of a path, one token each (Guu et al. 2015: up to 5)
 LENGTHS = counter_rng.fold(0, "path lengths")
 
 
 @dataclass(frozen=True, eq=False)
 class Walks:
-    """The edges of a graph by the entity that they leave.
+    """The edges of a graph, sorted by the entity at which they begin.
 
     starts i64 [N + 1]: the first edge of each entity, and the end; relations, ends i32
-    [E]; deep i64 [N]: how many edges of each, its first ones, end where others begin.
+    [E]; deep i64 [N]: how many of each entity's edges (its first ones) end at an entity
+    with outgoing edges.
     """
 
     starts: np.ndarray
@@ -27,7 +28,7 @@ class Walks:
 
     @classmethod
     def of(cls, triples: np.ndarray, entities: int) -> Self:
-        """Take the edges of triples i32 [n, 3]."""
+        """Build from triples i32 [n, 3]; entities: N."""
         heads, relations, tails = triples.T
         leaves = np.bincount(heads, minlength=entities)
         ends_there = leaves[tails] == 0
@@ -37,17 +38,17 @@ class Walks:
         return cls(starts, relations[order], tails[order], deep)
 
     def reach(self, entities: np.ndarray) -> np.ndarray:
-        """Return how many edges can be walked from entities, 2 at most: i64 [n]."""
+        """Return how many edges can be walked from entities, at most 2: i64 [n]."""
         leaves = np.diff(self.starts)[entities]
         return (leaves > 0).astype(np.int64) + (self.deep[entities] > 0)
 
     def walk(
         self, begins: np.ndarray, edges: np.ndarray, keys: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Walk so many edges from entities: i64 [b, S] each, at most what they reach.
+        """Draw walks of `edges` edges from the entities `begins`, i64 [b, S] each.
 
-        keys: u64 [b]. Returns the relations on the way, i64 [b, S, LONGEST - 1], 0
-        where there are no more, and the entities where walks end, i64 [b, S].
+        edges must not exceed `reach`. keys: u64 [b]. Returns the relations of each
+        walk, i64 [b, S, LONGEST - 1], padded with 0, and its last entity, i64 [b, S].
         """
         at = begins.astype(np.int64)
         walked = np.zeros((*at.shape, LONGEST - 1), np.int64)
@@ -67,9 +68,10 @@ class Walks:
 
 
 def draw_lengths(walks: Walks, tails: np.ndarray, longest: int) -> np.ndarray:
-    """Draw how many relations a path has that begins with each triple: i64 [n].
+    """Draw the number of relations of the path that begins with each triple: i64 [n].
 
-    From 2 to `longest`, all alike, as far as its tail leads on; 1 where it does not.
+    It is uniform from 2 to `longest`, limited by the walks from the triple's tail; 1 if
+    the tail has no outgoing edge.
     """
     most = 1 + np.minimum(walks.reach(tails), longest - 1)
     drawn = counter_rng.below(LENGTHS, np.arange(len(tails)), np.maximum(most - 1, 1))
