@@ -99,7 +99,7 @@ METRICS = ("bleu", *ROUGE, *SHARES)
 def text_scores(
     names: Iterable[str], texts: Sequence[str], references: References, lower: bool
 ) -> dict[str, float]:
-    """Compute those of `names` that are in METRICS: {name: score}; lower: see `bleu`."""
+    """Compute the `names` that are in METRICS: {name: score}; lower: see `bleu`."""
     found = {}
     asked = [name for name in names if name in METRICS]
     if "bleu" in asked:

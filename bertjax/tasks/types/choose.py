@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a context and several choices, one of which is right: multiple choice.
+"""Multiple choice: rows of a context and several choices, one of which is right.
 
-Each choice makes a sequence of its own, [CLS] context [SEP] question choice [SEP]
-(Devlin et al. 2019, section 4.4, where there is no question), cut as pairs of texts
-are. What an example has less choices than others is padding.
+Each choice is a sequence, [CLS] context [SEP] question choice [SEP] (Devlin et al.
+2019, section 4.4, without a question), cut like a pair of texts. If an example has
+fewer choices than others, the missing ones are padding.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,11 +24,13 @@ from bertjax.tasks.task_type import TaskType
 
 @dataclass(frozen=True, eq=False)
 class Choices(text_rows.Texts):
-    """Examples. texts: contexts, and endings, each a question and a choice.
+    """Examples of multiple choice.
 
-    context i64 [n]: which of the contexts; the endings of example i are first[i] to
-    first[i + 1]; labels i32 [n], the right one's number; choices: those that every
-    example has room for."""
+    texts: the contexts, and the endings, each a question with a choice. context i64
+    [n]: the number of each example's context; the endings of example i are [first[i],
+    first[i + 1]); labels i32 [n]: the number of the right choice; choices: C, the
+    choices that each row has room for.
+    """
 
     context: np.ndarray
     first: np.ndarray
@@ -39,8 +41,9 @@ class Choices(text_rows.Texts):
         return [*texts, self.context, self.first, labels]
 
     def _kept(self, example: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Look at all choices of some examples: (number of the context, of the ending;
-        tokens that there are, that are kept, i64 [choices, 2])."""
+        """Return, for all choices of some examples: the number of the context, the
+        number of the ending, and the tokens of both texts before and after they are
+        cut, i64 [choices, 2]."""
         ending = np.concatenate([np.arange(*self.first[i : i + 2]) for i in example])
         context = np.repeat(self.context[example], np.diff(self.first)[example])
         numbers = zip(self.texts, (context, ending), strict=True)
@@ -60,7 +63,7 @@ class Choices(text_rows.Texts):
         return longest + self.specials, cut
 
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
-        """Make examples: input_ids, attention_mask, token_type_ids i32 [b, C, L];
+        """Make a batch: input_ids, attention_mask, token_type_ids i32 [b, C, L];
         choice_weights f32 [b, C], 1 where there is a choice; labels i32 [b].
 
         Context 7, choices 8 and 9 9, C = 3, length 6 ([CLS] 1, [SEP] 2, padding 0):
@@ -84,7 +87,7 @@ class Choices(text_rows.Texts):
         }
 
     def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
-        """Yield the sequence of each choice; the right one is marked."""
+        """Yield the sequence of each choice, and mark the right one."""
         right = -1 if self.labels is None else int(row["labels"])
         for k in np.flatnonzero(row["choice_weights"]).tolist():
             name = f"choice {self.label_names[k]}{' (right)' * (k == right)}"
@@ -96,9 +99,9 @@ class Choices(text_rows.Texts):
         return self.form.labels or [*map(str, range(self.choices))]
 
     def answers(self, outputs: Outputs, read: Sequence[Row]) -> Iterator[Any]:
-        """Yield {"label", "choice", "score", "scores"}: the number from 0 (or what
-        task.labels calls it) and the text of the likeliest choice, its probability,
-        those of all."""
+        """Yield {"label", "choice", "score", "scores"}: the number from 0 (or the name
+        in task.labels) and the text of the likeliest choice, its probability, and the
+        probabilities of all choices."""
         rows = [part for row in read for part in parted(row, self.form, False)]
         for row, logits in zip(rows, outputs["scores"], strict=True):
             choices = choices_of(row, self.form)
@@ -115,8 +118,10 @@ class Choices(text_rows.Texts):
 def make_choices(
     rows: Sequence[Row], form: Form, tokenizer: Any, labelled: bool, say: Say = silent
 ) -> Choices:
-    """Encode rows; says which contexts are empty, and which lists of questions. Raises
-    UserError, naming the place, for choices and labels that are none."""
+    """Encode rows, and report empty contexts and empty lists of questions.
+
+    Raises UserError, naming the place, for invalid choices and labels.
+    """
     question = form.columns[1]
     contexts = text_rows.encode_column(rows, form.columns[0], tokenizer, say)
     context, endings, sizes, labels = [], [], [], []
@@ -148,9 +153,9 @@ def make_choices(
 
 
 def parted(row: Row, form: Form, labelled: bool) -> Iterator[Row]:
-    """Yield a row for each question, where a row holds a list of them as RACE's do.
+    """Yield one row per question of a row that holds a list of them, as RACE's do.
 
-    Raises UserError when there are not as many lists of choices, and labels.
+    Raises UserError if there are not as many lists of choices, and labels.
     """
     _, question, *columns = form.columns
     if not question or not isinstance(row.cells[question], list):
@@ -170,7 +175,7 @@ def parted(row: Row, form: Form, labelled: bool) -> Iterator[Row]:
 
 
 def choices_of(row: Row, form: Form) -> list[str]:
-    """Return the texts of a row's choices. Raises UserError where they are none."""
+    """Return the texts of a row's choices. Raises UserError for invalid choices."""
     _, _, *columns = form.columns
     choices = row.cells[columns[0]]
     if len(columns) > 1:
@@ -195,13 +200,13 @@ def choices_of(row: Row, form: Form) -> list[str]:
 def label_of(row: Row, form: Form, choices: int) -> int:
     """Return the number of the right choice: 0 to choices - 1.
 
-    The label is one of form.labels; without them a number from 0, a letter from A, or
-    the name of the choice's column. Raises UserError.
+    The label is one of form.labels; without these it is a number from 0, a letter from
+    A, or the name of the choice's column. Raises UserError.
     """
     label = text_rows.label_of(row, form.label)
     names, index = form.labels or form.columns[2:], -1
     if not form.labels and label.isdecimal() and len(label) < 10:
-        index = int(label)  # columns without names have numbers too
+        index = int(label)  # first, since columns without names are also numbers
     elif label in names:
         index = names.index(label)
     elif not form.labels and len(label) == 1 and label.isascii():
@@ -223,8 +228,10 @@ def _check(config: ConfigDict) -> None:
 
 
 def _name_columns(config: ConfigDict, names: list[str]) -> list[str]:
-    """Take TEXT[+QUESTION][,CHOICE...]: without a CHOICE the columns of choices, or of
-    their list, stay as they are."""
+    """Parse TEXT[+QUESTION][,CHOICE...], and set task.choices if there is a CHOICE.
+
+    Returns the columns of the context and of the question.
+    """
     text, *choices = names
     config.task.choices = ",".join(choices) or config.task.choices
     return [part.strip() for part in text.split("+")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One of several classes for a text, or for two (GLUE's tasks but STS-B)."""
+"""Classification of a text or a pair of texts (all of GLUE's tasks but STS-B)."""
 
 from bertjax.tasks import metrics, tables, text_rows
 from bertjax.tasks.task_type import TaskType, class_option

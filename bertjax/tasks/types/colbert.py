@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of queries with their passages for vectors of tokens; types/retrieve.py's."""
+"""Rows of queries and passages for one vector per token, based on types/retrieve.py."""
 
 import functools
 from dataclasses import dataclass, replace
@@ -16,10 +16,13 @@ from bertjax.tasks.types import retrieve
 
 @dataclass(frozen=True, eq=False)
 class TokensSearched(retrieve.Searched):
-    """What is searched with a vector of each token."""
+    """Rows of the texts to search, with one vector per token."""
 
     def vectors(self, outputs: Outputs, example: np.ndarray) -> search.Index:
-        """Return vectors of "tokens" f32 [n, L, E]: a row's texts follow each other."""
+        """Return the vectors of the texts, from "tokens" f32 [n, L, E].
+
+        The texts of a row follow one another.
+        """
         texts = []
         for row, members in zip(
             outputs["tokens"], self.members(example).tolist(), strict=True
@@ -37,7 +40,7 @@ def _head_options(task: ConfigDict, labels: Any) -> dict[str, Any]:
 
 
 def _facts(config: ConfigDict) -> dict[str, Any]:
-    """Say how vectors are made (sentence_transformers.py)."""
+    """Return how to make vectors (sentence_transformers.py)."""
     how = {"kind": "multi_vector", "normalize": True, "dot": True}
     return {"sentences": how | {"longest": config.data.length}}
 

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triples whose head or tail is asked for, over a vocabulary of entities (CoKE).
+"""Rows of triples with a masked head or tail, over a vocabulary of entities (CoKE).
 
-Wang et al. 2019 (arXiv 1911.02168), section 3: a triple is three tokens, one of whose
-ends is [MASK]; so is a path, entity, relations, entity. Nothing begins or ends a
-sequence, and as many as there is room for share a row, where they do not see each
-other. Which ones do is drawn once; the rows are shuffled in every epoch.
+Wang et al. 2019 (arXiv 1911.02168), section 3. A triple is three tokens, entity,
+relation, entity; a path is entity, relations, entity. One end is [MASK]. A sequence has
+no start or end tokens. A row packs as many sequences as fit; they do not see each
+other. Which sequences share a row is drawn once; rows are shuffled in every epoch.
 
-Ours: with task.answers a question that several triples ask is learnt once an epoch for
-every so many of its answers (all of them in 1-N scoring: Dettmers et al. 2018, arXiv
-1707.01476, section 5.1), and weighs as much as those triples do: the loss of an epoch
-is the same, its rows are fewer.
+Our addition: with task.answers, triples that ask the same query are trained on
+together: once per epoch for every `answers` of its right answers (1-N scoring uses all
+of them: Dettmers et al. 2018, arXiv 1707.01476, section 5.1). The query has the weight
+of all these triples, so that an epoch has the same loss in fewer rows.
 """
 
 import json
@@ -34,12 +34,12 @@ from bertjax.tasks.triple_files import Triple
 from bertjax.tasks.triple_rows import TripleRows, ask_for_ends, triple_type
 from bertjax.tasks.walks import LONGEST, Walks, draw_lengths
 
-FIRST = len(plain_ids.SPECIAL)  # the token of the first entity; relations come behind
-SHUFFLE = counter_rng.fold(0, "triples")  # of which queries share a row
+FIRST = len(plain_ids.SPECIAL)  # the token of the first entity; relations come after
+SHUFFLE = counter_rng.fold(0, "triples")  # the key that draws which queries share a row
 
 
 class Candidates(NamedTuple):
-    """The tokens that answers are chosen among: `count` of them, from `first` on."""
+    """The tokens that answers are chosen from: `count` tokens from `first` on."""
 
     first: int
     count: int
@@ -47,16 +47,16 @@ class Candidates(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Completions(TripleRows):
-    """Queries, several a row.
+    """Queries, several per row.
 
-    queries: as they were read, of triples that say what is right both ends of each.
-    paths: relations of a path at most; 1: triples alone. at_once: right answers that
-    are learnt at once; above 1 triples that ask the same are one query. `plan` makes
-    the rest: laid, the queries in the order in which rows take them; edges i64
-    [queries], the relations of each, and walks, where they are more than one; firsts
-    i64 [queries], the first answer of each, and shared, which has them, where they are
-    more than one; starts i64 [rows + 1], the first query of each row, and the end;
-    slots, queries of a row at most.
+    queries: in the order in which they were read; both ends of each labeled triple.
+    paths: the most relations of a path; 1: only triples. at_once: the most right
+    answers per query; if above 1, triples that ask the same become one query. `plan`
+    sets the rest: laid, the queries in the order of the rows; edges i64 [queries], the
+    number of relations of each; walks, with which paths are drawn, or None; firsts i64
+    [queries], the number of each query's first answer in shared, the known answers, or
+    None; starts i64 [rows + 1], the first query of each row, and the end; slots, the
+    most queries of a row.
     """
 
     paths: int = 1
@@ -73,7 +73,7 @@ class Completions(TripleRows):
 
     @property
     def candidates(self) -> Candidates:
-        """What answers are chosen among."""
+        """The tokens of the entities."""
         return Candidates(FIRST, len(self.graph.entities))
 
     def arrays(self) -> list[np.ndarray | None]:
@@ -83,7 +83,7 @@ class Completions(TripleRows):
         return [*self.queries, *settings, self.graph.vocabulary]
 
     def plan(self, length: int) -> Self:
-        """Draw paths, and fill rows with queries, one after the other."""
+        """Draw the lengths of paths, and fill rows with queries in turn."""
         every, walks, shared = self.queries, None, None
         is_learnt = self.labelled and self.known is None
         queries, firsts = every, np.zeros(len(every.sides), np.int64)
@@ -128,12 +128,12 @@ class Completions(TripleRows):
 
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
         """Make rows: input_ids, attention_mask, segment_ids, position_ids i32 [b, L];
-        complete_positions i32 [b, S] of the masks. Where it is known what is right
-        complete_ids i32, its token, and complete_weights f32 [b, S]; where several
-        are learnt at once complete_more i32 [b, S, at_once - 1], the tokens of others,
-        -1 for none, and weights are how many there are; where rows are scored
-        known_entities i32 [b, S, F], what is right too, by the entities' numbers, -1
-        for none.
+        complete_positions i32 [b, S] of the masks; complete_given i32 [b, S], the other
+        ends. Labeled rows have complete_ids i32 [b, S], the right tokens, and
+        complete_weights f32 [b, S]. With several answers per query they also have
+        complete_more i32 [b, S, at_once - 1], the tokens of the others, -1 for none;
+        the weights then count the answers. Rows to score have known_entities i32
+        [b, S, F], the numbers of other right entities, -1 for none.
 
         Entities 5 6, relation 7, the triple 5 7 6, length 8 (mask 4, padding 0):
 
@@ -188,8 +188,10 @@ class Completions(TripleRows):
         return batch
 
     def _own_share(self, members: np.ndarray) -> np.ndarray:
-        """Return the tokens of the answers that queries are learnt with, i32 [b, S,
-        at_once], -1 for none."""
+        """Return the tokens of the right answers of queries.
+
+        They are i32 [b, S, at_once], -1 for none.
+        """
         some = members.ravel()
         found = self.shared.share(self.laid.take(some), self.firsts[some], self.at_once)
         tokens = np.where(found < 0, -1, FIRST + found)
@@ -198,8 +200,8 @@ class Completions(TripleRows):
     def _sequences(
         self, members: np.ndarray, keys: Any, specials: Any
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the tokens of queries, both ends shown, i64 [b, S, W], and how many
-        each has, i64 [b, S]: 0 of none. An end that nobody knows is entity 0."""
+        """Return the tokens of queries, with both ends, i64 [b, S, W], and the number
+        of tokens of each, i64 [b, S], 0 for none. An unknown end is entity 0."""
         triples = self.laid.triples[members].astype(np.int64)
         head, middle, tail = np.moveaxis(np.maximum(triples, 0), -1, 0)
         first_relation = FIRST + len(self.graph.entities)
@@ -217,11 +219,11 @@ class Completions(TripleRows):
         return tokens, widths
 
     def for_scores(self) -> "Completions":
-        """Return the queries of triples alone, with what is known."""
+        """Return the queries of triples, without paths, and with known answers."""
         return replace(self, paths=1, known=self.known_answers())
 
     def of_queries(self, outputs: Outputs, example: np.ndarray) -> Outputs:
-        """Return outputs of rows, [n, S, ...], query by query: [queries, ...]."""
+        """Convert outputs per row [n, S, ...] to outputs per query [queries, ...]."""
         real = self.members(example) >= 0
         return {name: np.asarray(found)[real] for name, found in outputs.items()}
 
@@ -232,7 +234,7 @@ class Completions(TripleRows):
         return {"sides": graphs.score_sides(found, sides, self.form.metrics)}
 
     def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
-        """Yield each query of a row, and what is right."""
+        """Yield each query of a row, with its right answers."""
         for slot in range(int(row["segment_ids"].max())):
             own = row["input_ids"][row["segment_ids"] == slot + 1]
             asked = " ".join(tokenizer.pieces[i] for i in own)
@@ -243,7 +245,7 @@ class Completions(TripleRows):
             yield f"query {slot + 1}", asked
 
     def read_as(self, tokenizer: Any, labelled: bool = True) -> str:
-        # Of a row that holds many queries the first one.
+        # Show only the first query of the row.
         return super().read_as(tokenizer, labelled).partition("; query 2 ")[0]
 
     def of_columns(self, labelled: bool) -> str:
@@ -269,9 +271,9 @@ def make_completions(
     labelled: bool,
     say: Say = silent,
 ) -> Completions:
-    """Make queries of triples, both ends of each; of what is to be answered one each.
+    """Make queries of triples: for both ends if labeled, otherwise for the BLANK.
 
-    Raises UserError, naming the place, for what is not in the graph.
+    Raises UserError, naming the place, for parts that are not in the graph.
     """
     form, triples = open_graph.number_triples(read, form, labelled, say)
     queries = ask_for_ends(triples, labelled)
@@ -285,9 +287,9 @@ def make_completions(
 
 
 def make_tokenizer(graph: Graph) -> Tokenizer:
-    """Make the vocabulary: special pieces, the entities, the relations.
+    """Build the vocabulary: special tokens, entities, relations.
 
-    A name that something before it has is told apart by a mark.
+    A name that is already taken gets "'" appended.
     """
     taken = dict.fromkeys(plain_ids.SPECIAL)
     for name in (*graph.entities, *graph.relations):
@@ -301,7 +303,7 @@ def make_tokenizer(graph: Graph) -> Tokenizer:
 
 
 def head_options(task: ConfigDict, labels: Sequence[str]) -> dict[str, int]:
-    """Return how many answers are learnt at once, where they are several."""
+    """Return the head's option `answers`, if there are several per query."""
     return {"answers": task.answers} if task.answers > 1 else {}
 
 

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Edges whose relation is masked, in the part of their graph that is around them.
+"""Rows of edges with a masked relation, in the subgraph around them.
 
-A row is a set of tokens that see along edges alone: [CLS], which all see and which sees
-all; the two ends of the masked edge and the entities around them; and each edge as two
-tokens of its relation, one that its head and one that its tail sees, which see each
-other. So direction is in who sees whom, and tokens have no positions. The context is
-drawn from training edges at either end, anew in every epoch.
+A row is a set of tokens that attend only along edges: [CLS], which sees all tokens and
+is seen by all; the two ends of the masked edge and the entities around them; and each
+edge as two tokens of its relation, which see each other. The first token and the edge's
+head see each other; so do the second token and the tail. Attention thus encodes
+direction, and tokens have no positions. The context is drawn from the training edges at
+both ends, anew in every epoch.
 
-Other edges between the same two ends, in either direction, would tell the answer (an
-inverse, a synonym): they are hidden with it, and counted.
+Other edges between the same two ends, in either direction, could reveal the answer (an
+inverse, a synonym): they are hidden too, and counted.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,15 +31,15 @@ from bertjax.tasks.triple_files import Triple
 from bertjax.tasks.triple_rows import TripleRows, triple_type
 from bertjax.tasks.types.complete import FIRST, Candidates, make_tokenizer
 
-LONGEST = 256  # tokens of a row: its mask is [L, L]
+LONGEST = 256  # the most tokens of a row, whose mask is [L, L]
 FRAME = 5  # [CLS], two ends, and the two tokens of the masked edge
 NODE, OUT, IN = range(3)  # token_type_ids
-FIXED = counter_rng.fold(0, "context")  # of rows that are scored or answered
+FIXED = counter_rng.fold(0, "context")  # the key for rows to score or answer
 
 
 @dataclass(frozen=True, eq=False)
 class Subgraphs(TripleRows):
-    """A row a query. learns: whether the context is drawn anew in every epoch."""
+    """One row per query. learns: whether the context is drawn anew in every epoch."""
 
     learns: bool = True
 
@@ -47,7 +48,7 @@ class Subgraphs(TripleRows):
 
     @property
     def candidates(self) -> Candidates:
-        """What answers are chosen among: the relations."""
+        """The tokens of the relations."""
         first = FIRST + len(self.graph.entities)
         return Candidates(first, len(self.graph.relations))
 
@@ -64,7 +65,10 @@ class Subgraphs(TripleRows):
 
     @cached_property
     def incident(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of each entity where its edges begin among i64 [incidences], and these."""
+        """The edges at each entity: where each entity's begin, and their numbers.
+
+        They are i64 [entities + 1] and i64 [incidences].
+        """
         edges = self.graph.edges
         loops = edges[:, HEAD] == edges[:, TAIL]
         number = np.arange(len(edges))
@@ -75,7 +79,7 @@ class Subgraphs(TripleRows):
         return np.concatenate([[0], np.cumsum(sizes)]), numbers[order]
 
     def around(self, entity: int, other: int) -> np.ndarray:
-        """Return the edges at an entity, but for those to the other end: i64 [n]."""
+        """Return the edges at an entity, except those to or from `other`: i64 [n]."""
         starts, numbers = self.incident
         found = numbers[starts[entity] : starts[entity + 1]]
         ends = self.graph.edges[found][:, [HEAD, TAIL]]
@@ -84,8 +88,10 @@ class Subgraphs(TripleRows):
 
     @cached_property
     def between(self) -> np.ndarray:
-        """Count the edges between the ends of each query, in both directions: i64
-        [n]."""
+        """The number of edges between the ends of each query, in either direction.
+
+        It is i64 [n].
+        """
         width = self.graph.width
 
         def pairs(triples: np.ndarray) -> np.ndarray:
@@ -98,7 +104,7 @@ class Subgraphs(TripleRows):
 
     @cached_property
     def hidden(self) -> np.ndarray:
-        """Count the edges that are hidden with each query, itself aside: i64 [n]."""
+        """The number of edges hidden with each query, without its own: i64 [n]."""
         both = np.concatenate([self.graph.edges, self.queries.triples])
         numbers = np.unique(both, axis=0, return_inverse=True)[1].ravel()
         edges, own = np.split(numbers, [len(self.graph.edges)])
@@ -106,12 +112,14 @@ class Subgraphs(TripleRows):
 
     @property
     def room(self) -> int:
-        """Edges of a context at most: each has two tokens, and an entity."""
+        """The most edges of a context; each needs two tokens and an entity."""
         return (self.planned - FRAME) // 3
 
     def context(self, head: int, tail: int, key: np.ndarray) -> np.ndarray:
-        """Draw the edges around two ends: i64 [n], half of the room for either, what
-        one leaves for the other."""
+        """Draw the edges around two ends: i64 [n].
+
+        Each end gets half of the room; the other end may use what it leaves.
+        """
         parts = [self.around(head, tail)]
         if head != tail:
             parts.append(self.around(tail, head))
@@ -134,14 +142,14 @@ class Subgraphs(TripleRows):
         return FRAME + 3 * kept, np.zeros_like(kept)
 
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
-        """Make rows: input_ids, attention_mask, token_type_ids i32 [b, L], 0 of [CLS]
-        and entities, 1 and 2 of an edge's two tokens; attention_edges i8 [b, L, L];
-        edges_positions i32 [b, 1] of the masked edge's first token. Where it is known
-        what is right edges_ids i32, its token, and edges_weights f32 [b, 1]; where rows
-        are scored known_entities i32 [b, 1, F], relations that are right too, -1 for
-        none.
+        """Make rows: input_ids, attention_mask, token_type_ids i32 [b, L], 0 for [CLS]
+        and entities, 1 and 2 for an edge's two tokens; attention_edges i8 [b, L, L];
+        edges_positions i32 [b, 1] of the masked edge's first token. Labeled rows have
+        edges_ids i32, the right token, and edges_weights f32 [b, 1]; rows to score have
+        known_entities i32 [b, 1, F], the numbers of other right relations, -1 for none.
         """
-        if not (self.learns and self.labelled):  # the same wherever it is asked
+        # The same query then always has the same context.
+        if not (self.learns and self.labelled):
             head, _, tail = self.queries.triples[example].T
             keys = counter_rng.fold(FIXED, head, tail)
         shape = len(example), self.length
@@ -154,7 +162,7 @@ class Subgraphs(TripleRows):
         own = np.arange(self.length)
         real = (own < sizes[:, None]).astype(np.int32)
         sees[:, own, own] = 1
-        sees[:, :, 0] = 1  # padding too: no query is without a key
+        sees[:, :, 0] = 1  # also for padding: every query needs a key
         sees[:, 0] = real
         queries = self.queries.take(example)
         batch = {
@@ -182,7 +190,7 @@ class Subgraphs(TripleRows):
         key: np.ndarray,
         specials: Any,
     ) -> int:
-        """Fill the arrays of a row; returns how many tokens it has."""
+        """Fill the arrays of a row, and return its number of tokens."""
         head, _, tail = self.queries.triples[query].tolist()
         first_relation, places = self.candidates.first, {}
         ids[0], ids[1:3], types[1:3] = specials.cls_id, specials.mask_id, (OUT, IN)
@@ -211,15 +219,15 @@ class Subgraphs(TripleRows):
         return size
 
     def for_scores(self) -> "Subgraphs":
-        """Return the queries with one context each, and with what is known."""
+        """Return the queries with fixed contexts, and with known answers."""
         return replace(self, learns=False, known=self.known_answers())
 
     def of_queries(self, outputs: Outputs, example: np.ndarray) -> Outputs:
-        """Return outputs of rows, [n, 1, ...], without the axis of a row's queries."""
+        """Return outputs [n, 1, ...] without the axis of a row's queries."""
         return {name: np.asarray(found)[:, 0] for name, found in outputs.items()}
 
     def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
-        """Yield what is asked, what is right, and the edges around it."""
+        """Yield the query with its right answer, and the edges around it."""
         pieces, ids = tokenizer.pieces, row["input_ids"]
         sees, types = row["attention_edges"], row["token_type_ids"]
 
@@ -227,7 +235,7 @@ class Subgraphs(TripleRows):
             ends = []
             for half in (out, out + 1):
                 is_end = (sees[half] > 0) & (types == NODE)
-                ends.append(pieces[ids[np.flatnonzero(is_end)[1]]])  # behind [CLS]
+                ends.append(pieces[ids[np.flatnonzero(is_end)[1]]])  # [0] is [CLS]
             return f"{ends[0]} {pieces[ids[out]]} {ends[1]}"
 
         first, *others = map(edge, np.flatnonzero(types == OUT))
@@ -259,9 +267,9 @@ def make_subgraphs(
     labelled: bool,
     say: Say = silent,
 ) -> Subgraphs:
-    """Make a query of each triple: its relation.
+    """Make a query for the relation of each triple.
 
-    Raises UserError, naming the place, for what is not in the graph.
+    Raises UserError, naming the place, for parts that are not in the graph.
     """
     how = form, labelled, say, "relation"
     form, triples = open_graph.number_triples(read, *how)
@@ -274,7 +282,7 @@ def make_subgraphs(
 
 
 def check(config: ConfigDict) -> None:
-    """Refuse a model without the types that say where an edge points. UserError."""
+    """Raise UserError for a model without the token types for an edge's direction."""
     open_graph.check(config)
     types = config.model.type_vocab_size
     if types is not None and types <= IN:

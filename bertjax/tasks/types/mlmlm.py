@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triples whose head or tail is spelled by a masked language model (MLMLM).
+"""Rows of triples whose head or tail a masked LM spells (MLMLM).
 
-Clouatre et al. 2021 (arXiv 2009.07058): what is known of a triple is text, what is
-asked for a block of as many masks as the longest entity has pieces, and every entity is
-scored by its pieces' likelihoods there, all by one pass. A row is
+Clouatre et al. 2021 (arXiv 2009.07058). The known parts of a triple are text; the part
+that is asked for is a block of masks, as many as the longest entity has pieces. One
+pass scores all entities by the likelihoods of their pieces at the masks. A row is
 
     [CLS] head [SEP] relation [SEP] masks [SEP]     for the tail
     [CLS] masks [SEP] relation [SEP] tail [SEP]     for the head
 
-An entity is its name and, with task.descriptions, the text about it, which alone is cut
-where a row is too long.
+An entity is its name and, with task.descriptions, the text about it. If a row is too
+long, only the given entity is cut, at its end.
 """
 
 from collections.abc import Sequence
@@ -32,15 +32,18 @@ from bertjax.tasks.triple_rows import TripleRows, ask_for_ends, triple_type
 
 @dataclass(frozen=True, eq=False)
 class Spellings(TripleRows):
-    """A row a query. spelled: the pieces of the graph's parts; answers_table: of what
-    may be answered, which the head is given too."""
+    """One row per query.
+
+    spelled: the pieces of the graph's parts; answers_table: the pieces of possible
+    answers, which the head receives too.
+    """
 
     spelled: Spelled
     answers_table: Candidates
 
     @property
     def candidates(self) -> Candidates:
-        """The pieces of what answers are chosen among."""
+        """The pieces of the entities that may be answers."""
         return self.answers_table
 
     def arrays(self) -> list[np.ndarray | None]:
@@ -51,7 +54,7 @@ class Spellings(TripleRows):
 
     @property
     def specials(self) -> int:
-        """Special tokens in a row."""
+        """The number of special tokens in a row."""
         return 2 + 2 * self.form.separators
 
     @property
@@ -70,7 +73,7 @@ class Spellings(TripleRows):
 
     @cached_property
     def given(self) -> np.ndarray:
-        """The entity that each query says: i64 [n]."""
+        """The given entity of each query: i64 [n]."""
         others = TAIL - self.queries.sides
         return self.queries.triples[np.arange(len(others)), others].astype(np.int64)
 
@@ -84,10 +87,10 @@ class Spellings(TripleRows):
 
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
         """Make rows: input_ids, attention_mask i32 [b, L]; mlm_positions i32 [b, K] of
-        the masks. Where it is known what is right right_entities i32 [b], its number,
-        mlm_ids i32 [b, K], its pieces, padding behind them, and mlm_weights f32 [b, K],
-        0 there unless task.pads is set; where rows are scored known_entities i32
-        [b, F], what is right too, -1 for none.
+        the masks. Labeled rows have right_entities i32 [b], the number of the right
+        entity, mlm_ids i32 [b, K], its pieces and padding, and mlm_weights f32 [b, K],
+        0 at padding unless task.pads is set. Rows to score have known_entities i32
+        [b, F], other right entities, -1 for none.
 
         Head 7 8, relation 9, tail 6, K = 2 ([CLS] 1, [SEP] 2, mask 4), both queries:
 
@@ -116,7 +119,7 @@ class Spellings(TripleRows):
         return batch | (self._answers(queries) if self.labelled else {})
 
     def _answers(self, queries: Queries) -> Batch:
-        """Make what says what is right."""
+        """Make the arrays of the right answers."""
         right, table = queries.answers, self.candidates.table
         weights = np.arange(table.shape[1]) < self.candidates.counts[right][:, None]
         batch = {
@@ -129,7 +132,7 @@ class Spellings(TripleRows):
         return batch
 
     def for_scores(self) -> "Spellings":
-        """Return the same queries, with what is known."""
+        """Return the same queries, with known answers."""
         return replace(self, known=self.known_answers())
 
     def parts(self, outputs: Outputs, example: np.ndarray) -> dict[str, Any]:
@@ -137,7 +140,7 @@ class Spellings(TripleRows):
         return {"sides": graphs.score_sides(outputs, sides, self.form.metrics)}
 
     def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
-        """Yield what the model sees, and what is right."""
+        """Yield the text that the model sees, and the right answer."""
         yield from super().tell(row, example, tokenizer)
         if self.labelled:
             yield "answer", decode(tokenizer, row["mlm_ids"][row["mlm_weights"] > 0])
@@ -159,11 +162,11 @@ def make_spellings(
     labelled: bool,
     say: Say = silent,
 ) -> Spellings:
-    """Make queries of triples, both ends of each; of what is to be answered one each.
+    """Make queries of triples: for both ends if labeled, otherwise for the BLANK.
 
-    An entity that the graph does not have is known by its text: with others by which it
-    is scored it may be answered, in a question it may not. Raises UserError, naming the
-    place, for queries that are none, and names of several entities.
+    An entity that is not in the graph is added, and encoded by its text. It may be an
+    answer to labeled queries, which are scored, but not to others. Raises UserError,
+    naming the place, for invalid queries, and for names that several entities have.
     """
     if not tokenizer.has_mask:
         raise UserError(

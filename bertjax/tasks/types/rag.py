@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of questions with passages and a text to write (RAG).
+"""Rows of questions with passages and a text to generate (RAG).
 
-JSON lines as objective=read has them (types/read.py): `question`, `answers`, of which
-an epoch learns one, and `ctxs`. A question makes with each passage a row as
-objective=seq2seq has it (types/seq2seq.py) of two texts and a target. With task.index
-rows have no passages: a step finds them itself, in tables that are made of the index.
+The input is JSON lines as for objective=read (types/read.py): `question`, `answers`, of
+which an epoch trains on one, and `ctxs`. The question with each passage is a row of two
+texts and a target, as in objective=seq2seq (types/seq2seq.py). With task.index the rows
+have no passages: each step finds them in tables made from the index.
 """
 
 from collections.abc import Sequence
@@ -43,16 +43,16 @@ from bertjax.tasks.types.read import WANTED
 
 KEY = "task.index"
 METRICS = "perplexity", "exact", "f1"
-COLUMN = "passage"  # of the rows that are made up of a question's passages
+COLUMN = "passage"  # in the rows made of a question with each passage
 
 
 def make_rows(
     read: Sequence[Row], form: Form, tokenizer: Any, labelled: bool, say: Say = silent
 ) -> MarginalRows:
-    """Encode questions with passages and, where they are labelled, answers; of these
-    none are left that have no passage, which are said.
+    """Encode questions with passages and, if labeled, answers.
 
-    Raises UserError, naming the place, for cells of another form.
+    Labeled questions without a passage are left out and reported. Raises UserError,
+    naming the place, for invalid cells.
     """
     if form.index:
         return make_searching_rows(read, form, tokenizer, labelled, say)
@@ -75,7 +75,7 @@ def make_rows(
         if labelled:
             cells[form.label] = answers_of(row, form.label)
         for slot in range(k):
-            text = "-"  # of a passage that is not there, which has no weight
+            text = "-"  # stands for a missing passage, whose weight is 0
             if slot < len(passages):
                 one = passages[slot]
                 text = Passage("", one["title"], one["text"]).whole
@@ -118,9 +118,9 @@ def make_searching_rows(
 
 @lru_cache(maxsize=1)
 def _tokenized(path: str, digest: str, tokenizer: Any) -> tuple[PassageIndex, Ragged]:
-    """Open an index and encode its passages, once for all sets of rows that ask it.
+    """Open an index and encode its passages, once for all sets of rows.
 
-    digest: of the index as it is now. Raises UserError.
+    digest: the current digest of the index, a key of the cache. Raises UserError.
     """
     index = PassageIndex(path, KEY)
     return index, Ragged.encode(tokenizer, [p.whole for p in index.passages])

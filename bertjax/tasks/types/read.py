@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of questions, each with passages that were found for it: open-domain reading.
+"""Open-domain reading: rows of questions with the passages retrieved for them.
 
-JSON lines as DPR's and FiD's readers have them: `question`, `answers` (texts, any of
-which is right), and `ctxs`, the passages, best first: {"id", "title", "text", "score"}
-(bertjax.predict --model=RETRIEVER --index=DIR writes them). A row is the question
-alone, and [CLS] question [SEP] title text [SEP] for each passage. Every place of a
-passage where an answer stands, whole words of it and in any case, is right; a row
-without any teaches nothing, and counts as a wrong answer where it is scored.
+The input is JSON lines as for DPR's and FiD's readers: `question`, `answers` (texts,
+each of which is right), and `ctxs`, the passages, best first: {"id", "title", "text",
+"score"}; bertjax.predict --model=RETRIEVER --index=DIR writes such lines. A row is the
+question alone, and [CLS] question [SEP] title text [SEP] for each passage. Every
+occurrence of an answer in a passage is right, as whole words and in any case. A row
+without one is not trained on; in evaluations it counts as a wrong answer.
 """
 
 import hashlib
@@ -46,22 +46,22 @@ from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Ragged, Rows
 from bertjax.tasks.task_type import TaskType
 
 WANTED = "FILE.jsonl"
-DEPTHS = 1, 5, 20  # of the passages among which an answer is looked for
+DEPTHS = 1, 5, 20  # the numbers K of passages for the metrics @K
 METRICS = "exact", "f1", *(f"{x}@{k}" for k in DEPTHS for x in ("exact", "f1"))
-SPANS = 8  # places of an answer that count, of a passage, the first ones
-NEVER = -1e9  # ln p of an answer of a passage that has no token
+SPANS = 8  # the first occurrences of answers in a passage that count
+NEVER = -1e9  # ln p of the answer of a passage without tokens
 
 
 @dataclass(frozen=True, eq=False)
 class ReadingRows(Rows):
     """Questions with passages.
 
-    questions: their ids; passages: of all that occur, chars i32 [tokens, 2] the
-    characters [begin, end) of each token, texts what they are of. members i64 [n, k]:
-    the passages of each question, -1 for none; passage_scores f32 [n, k]. spans: of
-    passages of questions {(row, slot): [(first, last token)]}. golds: the answers,
-    () where there are no labels. taken: passages of a row at most. vectors: of the
-    index, f32 [rows, D], and which row each passage is, i64 [passages].
+    questions: their token ids; passages: those of all distinct passages; chars i32
+    [tokens, 2]: the characters [begin, end) of each token in texts, the passages'.
+    members i64 [n, k]: each question's passages, -1 for none; passage_scores f32
+    [n, k]. spans: {(row, slot): [(first, last token)]}, the answers in passages. golds:
+    the answers, () without labels. taken: the most passages of a row. vectors: of the
+    index, f32 [rows, D]; rows_of_index: the row of each passage, i64 [passages].
     """
 
     names: Sequence[str]
@@ -86,7 +86,7 @@ class ReadingRows(Rows):
 
     @cached_property
     def listed(self) -> np.ndarray:
-        """The first passages of each question, as many as are taken: i64 [n, k]."""
+        """The first `taken` passages of each question: i64 [n, k]."""
         return widen(self.members, self.taken, -1)
 
     def arrays(self) -> list[np.ndarray | None]:
@@ -104,7 +104,7 @@ class ReadingRows(Rows):
 
     @cached_property
     def question_sizes(self) -> np.ndarray:
-        """Tokens that are kept of each question: i64 [n]."""
+        """The number of kept tokens per question: i64 [n]."""
         return np.minimum(self.questions.lengths, self.form.limits.question_length)
 
     @property
@@ -135,7 +135,7 @@ class ReadingRows(Rows):
         return kept.max(axis=1), (full - kept).sum(axis=1)
 
     def lead(self, example: Any) -> np.ndarray:
-        """Where passages begin in the rows of a question."""
+        """Return the position at which passages begin in the rows of a question."""
         return 1 + self.question_sizes[example] + self.form.separators
 
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
@@ -177,7 +177,7 @@ class ReadingRows(Rows):
         return batch
 
     def _places(self, example: np.ndarray, ends: np.ndarray) -> Batch:
-        """Say where answers stand; one that is cut is none."""
+        """Make the spans of answers; answers that are cut off do not count."""
         out = np.full((2, *ends.shape, SPANS), -1, np.int32)
         for row, i in enumerate(example.tolist()):
             lead = self.lead(i)
@@ -189,7 +189,7 @@ class ReadingRows(Rows):
         return {"span_starts": out[0], "span_ends": out[1]}
 
     def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
-        """Yield the question, its first passage, and the answers that are there."""
+        """Yield the question, its first passage, its answers, and where they occur."""
         lead = int(self.lead(example))
         first, real = row["input_ids"][1], row["attention_mask"][1] > 0
         yield "question", decode(tokenizer, first[:lead])
@@ -202,7 +202,7 @@ class ReadingRows(Rows):
 
     @cached_property
     def holding(self) -> np.ndarray:
-        """Whether each passage of each question holds an answer: bool [n, k]."""
+        """Whether each passage of each question contains an answer: bool [n, k]."""
         out = np.zeros((len(self.members), self.taken), bool)
         for (row, slot), spans in self.spans.items():
             if slot < self.taken:
@@ -225,13 +225,13 @@ class ReadingRows(Rows):
             yield f"of {cut:,} questions a passage is cut at {self.length} tokens"
 
     def for_scores(self) -> "ReadingRows":
-        """Take as many passages as an evaluation looks at."""
+        """Return the rows with as many passages as an evaluation uses."""
         return replace(self, taken=min(self.form.candidates, self.members.shape[1]))
 
     def best(self, outputs: Outputs, row: int, i: int) -> Iterator[tuple[float, str]]:
-        """Yield of each passage of a question the ln p of its best span, the passage's
-        own included, and the span's text: i the question, row its outputs'. Of a
-        passage without a token NEVER and ""."""
+        """Yield, for each passage of question i, ln p of its best span (times p of the
+        passage), and the span's text; row: the question's row in outputs. A passage
+        without tokens yields NEVER and ""."""
         scores = np.float64(outputs["passage_scores"][row])
         longest = self.form.limits.answer_length
         starts, ends = (np.asarray(outputs[f"{x}_logits"][row]) for x in STARTS_ENDS)
@@ -248,10 +248,10 @@ class ReadingRows(Rows):
             yield float(scores[slot] + likely[slot]), self.texts[passage][a:b].strip()
 
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
-        """Score the best span of the best passages by SQuAD's rules, from 0 to 1.
+        """Score the best span of all passages by SQuAD's rules, from 0 to 1.
 
-        @K: of the K passages of the highest score. outputs: "passage_scores" f32 [k],
-        "start_logits", "end_logits" f32 [k, L] of each row.
+        @K: of the K passages with the highest scores. outputs: per row,
+        "passage_scores" f32 [k], "start_logits", "end_logits" f32 [k, L].
         """
         chosen: dict[int, dict[str, str]] = {k: {} for k in (*DEPTHS, 0)}
         golds = {str(i): self.golds[i] for i in example.tolist()}
@@ -270,9 +270,10 @@ class ReadingRows(Rows):
         return {name: scores[name] for name in self.form.metrics}
 
     def answers(self, outputs: Outputs, read: Sequence[Row]) -> Iterator[Any]:
-        """Yield {"id", "answer", "score", "passages"}: the score is ln p of the answer
-        and its passage, None without one; passages, best answer first: id, title, text,
-        the retriever's score, ln p of the passage as "log_prob", and its own answer."""
+        """Yield {"id", "answer", "score", "passages"}: score is ln p of the answer and
+        its passage, None without one; passages, best answer first, have id, title,
+        text, the retriever's score, ln p of the passage as "log_prob", and an answer
+        with its score."""
         for i in range(self.n):
             found = [*self.best(outputs, i, i)]
             prior = np.asarray(outputs["passage_scores"][i], np.float64)
@@ -297,10 +298,10 @@ STARTS_ENDS = "start", "end"
 def make_rows(
     read: Sequence[Row], form: Form, tokenizer: Any, labelled: bool, say: Say = silent
 ) -> ReadingRows:
-    """Encode questions and passages, and find the answers in these.
+    """Encode questions and passages, and find the answers in the passages.
 
-    Raises UserError, naming the place, for cells of another form, for passages that the
-    index (task.index) does not have, and where no passage holds an answer.
+    Raises UserError, naming the place, for invalid cells, for passages that are not in
+    the index (task.index), and if no passage contains an answer.
     """
     asking, listed = form.columns[:2]
     index = PassageIndex(form.index, "task.index") if form.index else None

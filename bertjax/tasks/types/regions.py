@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts and the regions of their images: pretraining on both (Chen et al. 2020, UNITER,
-arXiv 1909.11740; Tan and Bansal 2019, LXMERT, arXiv 1908.07490).
+"""Rows of texts and the regions of their images, for pretraining (Chen et al. 2020,
+UNITER, arXiv 1909.11740; Tan and Bansal 2019, LXMERT, arXiv 1908.07490).
 
-A row is a text, the regions of an image, and what is learnt of it (`KINDS`), by shares:
-masked words given all regions, masked regions given all words, or whether text and
-image belong together; so what one says of a masked word or region is never hidden too
-(UNITER, section 3.1). Of the last half are given the image of another row, drawn by the
-row's key, unless a column says whether the text is true of its image: then that is
-learnt, and rows of which it is not are not masked.
+A row is a text, the regions of an image, and its kind of prediction (`KINDS`), which is
+drawn by shares: masked words given all regions, masked regions given all words, or
+whether text and image belong together. So a masked word is never hidden together with
+the region that it describes (UNITER, section 3.1). Half of the rows of the last kind
+get the image of another row, drawn by the row's key. But if a column says whether the
+text is true of its image, this is predicted instead, and rows with a text that is not
+true are not masked.
 """
 
 import json
@@ -37,18 +38,21 @@ from bertjax.tasks.tables import Row, Say, silent
 from bertjax.tasks.task_rows import Batch, Form, Lines, Outputs, Ragged, min_mean_max
 from bertjax.tasks.task_type import TaskType
 
-OWN, OTHER = 0, 1  # alignment_labels, as nsp_labels have them
-TRIES = 8  # for an image of another row
+OWN, OTHER = 0, 1  # alignment_labels, like nsp_labels
+TRIES = 8  # draws of an image of another row
 TRUTH = {"true": 1, "1": 1, "yes": 1, "false": 0, "0": 0, "no": 0, "": -1}
 UNKNOWN = -1
 
 
 @dataclass(frozen=True, eq=False)
 class TextRegions(text_rows.Texts):
-    """Rows. images, and the number i64 [n] of each row's; wording: i64 [n], a number of
-    each text; truth: i8 [n], 1 where the text is true of the image, -1 unknown; kinds:
-    i8 [n], what is learnt of each row of an evaluation, else None: it is drawn; group:
-    i8 [V], which of the groups of words an id is in, -1 for none."""
+    """Rows of texts and regions.
+
+    images: all images; image: i64 [n], the number of each row's; wording: i64 [n],
+    equal for equal texts; truth: i8 [n], 1 if the text is true of the image, 0 if not,
+    -1 if unknown; kinds: i8 [n], the kind of each row in an evaluation; None: it is
+    drawn; group: i8 [V], the group of words that an id is in, -1 for none.
+    """
 
     images: Images
     image: np.ndarray
@@ -66,12 +70,12 @@ class TextRegions(text_rows.Texts):
         return [*super().arrays(), *own]
 
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
-        """Make rows: a text as `Texts` has it, and region_features f32 [b, R, F],
-        region_boxes f32 [b, R, 4], region_mask i32 [b, R] (1: there is one),
-        region_classes i32 [b, R] or f32 [b, R, C] where images have classes;
+        """Make rows: the arrays of `Texts`, without labels; region_features f32
+        [b, R, F], region_boxes f32 [b, R, 4], region_mask i32 [b, R] (1: a visible
+        region), region_classes i32 [b, R] or f32 [b, R, C] if images have classes;
         region_task i32 [b], one of KINDS; alignment_labels i32 [b], OWN or OTHER, and
-        alignment_weights f32 [b]. keys: None where nothing is drawn: pairs, each with
-        its own image."""
+        alignment_weights f32 [b]. keys: None to draw nothing: all rows are pairs with
+        their own image."""
         kinds = self._kinds(example, keys)
         image, labels, known = self._pair(example, keys, kinds)
         batch = super().gather(example, keys, specials)
@@ -86,7 +90,7 @@ class TextRegions(text_rows.Texts):
         }
 
     def _kinds(self, example: np.ndarray, keys: Any) -> np.ndarray:
-        """Say what is learnt of rows, i64 [b]: of those that are not true pairs."""
+        """Return the kinds of rows, i64 [b]; rows with an untrue text are PAIRS."""
         if keys is None:
             return np.full(len(example), PAIRS)
         if self.kinds is not None:
@@ -104,8 +108,8 @@ class TextRegions(text_rows.Texts):
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the image of each row, its alignment label, and whether that is known.
 
-        Another row's image is of another text: an image has several. A row for which
-        TRIES draws find none keeps its own.
+        Another row's image must have a different text, since an image may have several
+        texts. A row keeps its own image if none of TRIES draws fits.
         """
         own, n = self.image[example], len(self.image)
         if self.settings.truth:
@@ -124,7 +128,7 @@ class TextRegions(text_rows.Texts):
         return np.where(swapped, other, own), np.where(swapped, OTHER, OWN), every
 
     def _regions(self, image: np.ndarray) -> Batch:
-        """Lay the regions of images out, at most R of each."""
+        """Make the arrays of the images' regions, at most R of each."""
         most = self.settings.most
         loaded = [self.images.load(int(i)) for i in image]
         shape = len(image), most
@@ -147,8 +151,8 @@ class TextRegions(text_rows.Texts):
         return batch
 
     def for_scores(self) -> "TextRegions":
-        """Return each row once for each kind that has a share; those that are not true
-        are pairs alone."""
+        """Return each row once for each kind that has a share; rows with an untrue text
+        only as pairs."""
         kinds = [kind for kind in KINDS if self.settings.shares[kind] > 0]
         at = np.repeat(np.arange(len(self.image)), len(kinds))
         kind = np.tile(np.array(kinds, np.int8), len(self.image))
@@ -168,8 +172,8 @@ class TextRegions(text_rows.Texts):
         return (*self.form.metrics, *groups)
 
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
-        """Compute the perplexity of masked words, and of each group of words the loss
-        in nats, the accuracy, and how many were masked; nan where there are none."""
+        """Compute the perplexity of masked words and, for each group of words, the loss
+        in nats, the accuracy and the number of masked words; NaN for none."""
         if not self.scores or "word_ids" not in outputs:
             return {}
         ids, weights, nats, right = (
@@ -196,7 +200,7 @@ class TextRegions(text_rows.Texts):
             yield {"score": float(row[OWN])}
 
     def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
-        """Yield the text, what is learnt, and how many regions there are."""
+        """Yield the text, the number of regions, and whether the image is its own."""
         yield from super().tell(row, example, tokenizer)
         kind = int(row["region_task"]) if "region_task" in row else None
         regions = f"{int(row['region_mask'].sum())}"
@@ -227,11 +231,14 @@ class TextRegions(text_rows.Texts):
             )
 
 
-OF = "loss", "accuracy", "words"  # what is said of a group of words
+OF = "loss", "accuracy", "words"  # the metrics of a group of words
 
 
 def find_labels(rows: Sequence[Row], form: Form) -> Form:
-    """Return the form with what objects of the training rows are; of files as it is."""
+    """Return the form with the names of the training rows' objects as labels.
+
+    If the rows name files, the form is returned unchanged.
+    """
     if any(isinstance(row.cells[form.label], str) for row in rows):
         return form
     names = region_files.find_names(rows, form.label)
@@ -243,9 +250,12 @@ def find_labels(rows: Sequence[Row], form: Form) -> Form:
 def make_rows(
     rows: Sequence[Row], form: Form, tokenizer: Any, labelled: bool, say: Say = silent
 ) -> TextRegions:
-    """Encode texts and find their regions; says which files are not there, whose rows
-    are left out. Raises UserError, naming the place, and where rows that are to be
-    answered have a model that has not learnt pairs."""
+    """Encode texts and find their regions.
+
+    Labeled rows whose file does not exist are left out and reported. Raises UserError,
+    naming the place, for invalid rows, and for rows to answer if the model was not
+    trained on pairs.
+    """
     settings = RegionSettings(*(form.settings or ()))
     if not labelled and KIND_NAMES[PAIRS] not in settings.kinds:
         raise UserError(
@@ -253,14 +263,15 @@ def make_rows(
             "is all that predict says: its task.region_mixture has no "
             f"{KIND_NAMES[PAIRS]}, or task.hide_regions is set"
         )
-    for row in rows:  # of rows to answer nothing before asks for the column
+    for row in rows:  # for rows to answer, the column was not checked before
         if form.label not in row.cells:
             unknown = registry.unknown("task.regions", form.label, [*row.cells])
             raise UserError(f"{row.place}: {unknown}")
     images: Images
     if form.labels:
         images = region_files.make_objects(rows, form.label, form.labels)
-        # Rows of equal objects have one image, the first: no pair of two is another's.
+        # Rows with equal objects share the first one's image, so that it is never
+        # drawn as another row's.
         first: dict[str, int] = {}
         cells = (json.dumps(row.cells[form.label], sort_keys=True) for row in rows)
         image = np.array([first.setdefault(c, k) for k, c in enumerate(cells)])
@@ -294,10 +305,11 @@ def make_rows(
 def _find_files(
     rows: Sequence[Row], column: str, settings: RegionSettings, say: Say, some: bool
 ) -> tuple[list[Row], region_files.RegionFiles, np.ndarray]:
-    """Return the rows whose files are there, the files, and each row's number there.
+    """Return the rows whose files exist, the files, and the number of each row's file.
 
-    some: rows may lack theirs, which are said; else they are refused, since a row that
-    is asked has an answer of its own, which no classes are read for. Raises UserError.
+    some: for labeled rows; those without a file are reported. Otherwise a missing file
+    is an error, since every row needs an answer, and classes are not read, since
+    answers do not need them. Raises UserError.
     """
     number: dict[Path, int] = {}
     kept, image, lacking = [], [], []
@@ -320,8 +332,10 @@ def _find_files(
 
 
 def read_truth(row: Row, column: str) -> int:
-    """Return 1 where a text is true of its image, 0 where it is false, and UNKNOWN
-    where the cell is empty. Raises UserError for another value."""
+    """Return 1 if the text is true of its image, 0 if false, UNKNOWN if empty.
+
+    Raises UserError for another value.
+    """
     if column not in row.cells:
         raise UserError(f"{row.place}: task.label={column}: there is no such column")
     value = text_rows.cell(row, column).lower()
@@ -333,8 +347,11 @@ def read_truth(row: Row, column: str) -> int:
 
 
 def head_options(task: ConfigDict, labels: Sequence[str]) -> dict[str, Any]:
-    """Return R, K, F and C, of objects by their names, else what config.task says; and
-    the kinds of rows that there are."""
+    """Return the head's options: R, K, F, C and the kinds of rows.
+
+    labels: the names of objects, which determine F and C; without them config.task
+    does.
+    """
     width, classes = task.region_size, task.region_classes
     if labels:
         width, classes = region_files.feature_size(labels), len(labels)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A number for a text, or for two: how much two sentences are alike (STS-B)."""
+"""Regression of a text or a pair, such as how similar two sentences are (STS-B)."""
 
 from bertjax.tasks import metrics, tables, text_rows
 from bertjax.tasks.task_type import TaskType

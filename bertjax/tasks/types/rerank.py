@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a query with passages of which one answers it, each read with the query.
+"""Rows of a query with several passages, each read together with the query.
 
-A row to learn from is [CLS] query [SEP] passage [SEP] for a passage that answers the
-query, the first, and for negatives: given ones, of which neighbours are drawn anew in
-every epoch, then others of the collection, drawn too, that do not answer it. What is
-scored are such pairs alone: of each query what answers it, given negatives, and others,
+A training row has one sequence [CLS] query [SEP] passage [SEP] per passage: first a
+passage that answers the query, then hard negatives, drawn anew in every epoch, then
+random passages of the collection that do not answer it. Evaluations score single pairs:
+for each query the passages that answer it, its hard negatives, and random others up to
 task.candidates in all, which are always the same.
 """
 
@@ -32,7 +32,10 @@ from bertjax.tasks.types.retrieve import Pairs, round_up
 def read_together(
     rows: CollectionRows, query: np.ndarray, passage: np.ndarray, specials: Any
 ) -> Batch:
-    """Make sequences of pairs: i64 [n], numbers of `rows.texts`, -1 for no passage."""
+    """Make the sequences of pairs; query, passage: i64 [n], numbers of `rows.texts`.
+
+    A passage is -1 for none.
+    """
     pairs = []
     for q, p in zip(query.tolist(), np.maximum(passage, 0).tolist(), strict=True):
         first, second = rows.texts[q], rows.texts[p]
@@ -44,7 +47,7 @@ def read_together(
 
 
 class _Together(CollectionRows):
-    """What rows of pairs have in common; pairs i64 [n, 2], of `texts`."""
+    """The base of rows of pairs; pairs i64 [n, 2]: query and passage in `texts`."""
 
     pairs: Any
 
@@ -67,7 +70,7 @@ class _Together(CollectionRows):
 
 @dataclass(frozen=True, eq=False)
 class Listed(_Together, Pairs):
-    """A row a query with a passage that answers it and negatives."""
+    """One row per query and passage that answers it, with negatives."""
 
     @property
     def choices(self) -> int:  # type: ignore[override]
@@ -85,7 +88,7 @@ class Listed(_Together, Pairs):
         for slot in range(2, members.shape[1]):
             draw = counter_rng.fold(keys, "passage", slot)
             other = self.queries + counter_rng.below(draw, 0, most)
-            for found in (members[:, slot], other):  # a given one may be a copy, too
+            for found in (members[:, slot], other):  # a hard negative may be a copy
                 number = np.maximum(found - self.queries, 0)
                 found[self.is_relevant(query, number)] = -1
             empty = members[:, slot] < 0
@@ -98,7 +101,7 @@ class Listed(_Together, Pairs):
         return batch | {"labels": np.zeros(len(members), np.int32)}
 
     def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
-        """Yield the sequence of each passage, that which answers first."""
+        """Yield the sequence of each passage; the first one answers the query."""
         for k in np.flatnonzero(row["choice_weights"]).tolist():
             real = row["attention_mask"][k] > 0
             name = "negative" if k else "answer"
@@ -110,12 +113,14 @@ class Listed(_Together, Pairs):
 
 @dataclass(frozen=True, eq=False)
 class Candidates(_Together, CollectionRows):
-    """A row a query and a passage that may answer it."""
+    """One row per query and candidate passage."""
 
     @cached_property
     def pairs(self) -> np.ndarray:
-        """i64 [n, 2], of `texts`, those of a query after those of the one before; a
-        copy of what answers it is not drawn."""
+        """i64 [n, 2]: query and passage in `texts`, in the order of the queries.
+
+        Copies of passages that answer the query are not drawn.
+        """
         out, most = [], self.form.candidates
         count = len(self.texts.lengths) - self.queries
         for query, grades in enumerate(self.grades):
@@ -141,7 +146,7 @@ class Candidates(_Together, CollectionRows):
         yield "query and passage", decode(tokenizer, row["input_ids"][real])
 
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
-        """Order the candidates of each query by their "scores" f32 [n]."""
+        """Rank the candidates of each query by "scores" f32 [n]; return the metrics."""
         if len(example) < self.n:
             raise ValueError(f"{len(example)} of {self.n} rows: all are scored")
         scores = np.asarray(outputs["scores"], np.float64).reshape(-1)
@@ -154,8 +159,7 @@ class Candidates(_Together, CollectionRows):
 
 
 def read_examples(value: str, key: str, columns: tables.Columns, say: Any) -> Any:
-    """Read collections; where no column of negatives is asked for, rows of two texts,
-    whose score is asked."""
+    """Read collections, or, if columns lack the negatives, pairs of texts to score."""
     labelled = len(columns) == len(passages.COLUMNS)
     read = passages.read_collections if labelled else tables.read_rows
     return read(value, key, columns, say)
@@ -164,7 +168,7 @@ def read_examples(value: str, key: str, columns: tables.Columns, say: Any) -> An
 def make_rows(
     read: Sequence[Any], form: Form, tokenizer: Any, labelled: bool, *say: Any
 ) -> Rows:
-    """Encode a collection; without labels rows of two texts, whose score is asked."""
+    """Encode a collection, or, without labels, pairs of texts to score."""
     if not labelled and not (read and isinstance(read[0], Collection)):
         return text_rows.make_texts(read, form, tokenizer, False, *say)
     rows = retrieve.make_pairs(read, form, tokenizer, rows=Listed)

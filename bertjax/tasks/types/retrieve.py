@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of queries with their passages, to train on; of single texts, to search.
+"""Rows of queries with their passages, for training; rows of texts, for search.
 
-A row to train on is a packed one (parallel sequences that do not see each other):
-[CLS] query [SEP] [CLS] passage that answers it [SEP], and where there are given
-negatives one of them, drawn anew in every epoch (Karpukhin et al. 2020, section 3.2).
-So one pass of the encoder makes all vectors, and nothing is padded to the longest.
+A training row is packed (its sequences do not see each other): [CLS] query [SEP] [CLS]
+passage that answers it [SEP], and hard negatives, if there are any, drawn anew in every
+epoch (Karpukhin et al. 2020, section 3.2, with one). So one pass of the encoder makes
+all vectors, and texts are not padded to the longest.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,17 +24,17 @@ from bertjax.tasks.passages import Collection
 from bertjax.tasks.task_rows import Batch, Form, Outputs, Ragged, Rows
 from bertjax.tasks.task_type import TaskType
 
-TOGETHER = 4  # texts in a row that is searched: it keeps as many vectors
-STEP = 16  # rows are as long as a multiple of it
-MOST = 1024  # answers of a query that a batch knows
+TOGETHER = 4  # the most texts, and so vectors, of a row for search
+STEP = 16  # the length of rows is a multiple of it
+MOST = 1024  # the most answers to a query in a batch
 
 
 @dataclass(frozen=True, eq=False)
 class Pairs(CollectionRows):
-    """A row a query and a passage that answers it; `for_scores` is what is searched.
+    """One row per query and passage that answers it; `for_scores` are rows for search.
 
-    searched: the class of what is searched. with_query_positions: whether a batch says
-    where queries stand.
+    searched: the class of rows for search. with_query_positions: whether batches have
+    query_positions.
     """
 
     searched: "type[Searched] | None" = None
@@ -42,19 +42,19 @@ class Pairs(CollectionRows):
 
     @cached_property
     def pairs(self) -> np.ndarray:
-        """i64 [n, 2], of `texts`: a query, and a passage that answers it."""
+        """i64 [n, 2]: query, and passage that answers it, in `texts`."""
         return self.answers + np.array([0, self.queries])
 
     @cached_property
     def negatives(self) -> Ragged:
-        """Given ones of each query."""
+        """The hard negatives of each query."""
         return Ragged.of([[p for p in of if of[p] <= 0] for of in self.grades])
 
     def plan(self, length: int) -> Self:
         laid = replace(super().plan(length), longest=length)
         query, passage = self.pairs.T
         given, n = self.negatives, self.queries
-        longest = np.zeros(n, np.int64)  # of each query's given negatives
+        longest = np.zeros(n, np.int64)  # the longest hard negative of each query
         owner = np.repeat(np.arange(n), given.lengths)
         np.maximum.at(longest, owner, laid.kept[n + given.tokens])
         most = np.minimum(given.lengths, self.form.drawn) * longest
@@ -67,14 +67,14 @@ class Pairs(CollectionRows):
 
     @cached_property
     def bounds(self) -> np.ndarray:
-        """i64 [queries + 1]: the first of each query's `relevant_keys`, and the end."""
+        """i64 [queries + 1]: where each query's `relevant_keys` begin, and the end."""
         first = np.arange(self.queries + 1) * len(self.identity)
         return np.searchsorted(self.relevant_keys, first)
 
     def relevant(self, query: np.ndarray) -> np.ndarray:
-        """Return identities of what is no negative of queries: i32 [b, R], then -1.
+        """Return the identities of passages that are not negatives of queries.
 
-        R: of the query that has the most, MOST at most.
+        They are i32 [b, R], padded with -1; R: the most of any query, at most MOST.
         """
         sizes, asked = np.diff(self.bounds), self.asked[query]
         column = np.arange(min(MOST, sizes.max()))
@@ -94,10 +94,10 @@ class Pairs(CollectionRows):
 
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
         """Make rows (`pack`), with passage_numbers i32 [b, S - 1], the identities of
-        their passages, -1 where there is none, and relevant_numbers i32 [b, R].
+        their passages, -1 for none, and relevant_numbers i32 [b, R] (`relevant`).
 
-        Where a teacher's scores are known, teacher_scores and teacher_weights f32
-        [b, S - 1]; with_query_positions: query_positions i32 [b, Q].
+        If a teacher's scores are known, there are teacher_scores and teacher_weights
+        f32 [b, S - 1]; with_query_positions, also query_positions i32 [b, Q].
         """
         members = self.members(example, keys)
         query, passages = members[:, 0], members[:, 1:]
@@ -121,8 +121,11 @@ class Pairs(CollectionRows):
         return batch
 
     def members(self, example: np.ndarray, keys: Any) -> np.ndarray:
-        """Return the texts of rows: i64 [b, S], a query, a passage that answers it,
-        and neighbours among its given negatives, from one that is drawn; -1: none."""
+        """Return the texts of rows: i64 [b, S], -1 for none.
+
+        They are a query, a passage that answers it, and consecutive hard negatives,
+        from a random one on.
+        """
         most = min(self.form.drawn, int(self.negatives.lengths.max(initial=0)))
         members = np.full((len(example), 2 + most), -1, np.int64)
         members[:, :2] = self.pairs[example]
@@ -140,7 +143,7 @@ class Pairs(CollectionRows):
         return members
 
     def names_of(self, example: int) -> Sequence[str]:
-        """Return what the texts of a row are, for `tell`."""
+        """Return the kinds of the texts of a row, for `tell`."""
         return "query", "passage", *["negative"] * self.form.drawn
 
     def for_scores(self) -> Rows:
@@ -150,9 +153,9 @@ class Pairs(CollectionRows):
 
 @dataclass(frozen=True, eq=False)
 class Searched(CollectionRows):
-    """Rows of up to TOGETHER texts that follow each other: all queries and passages.
+    """Rows of up to TOGETHER consecutive texts, of all queries and passages.
 
-    starts: the first text of each row, and the end: i64 [n + 1].
+    starts: i64 [n + 1], the first text of each row, and the end.
     """
 
     starts: np.ndarray | None = None
@@ -189,7 +192,7 @@ class Searched(CollectionRows):
         return ["query" if text < self.queries else "passage" for text in members]
 
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
-        """Search with what a model says of all rows."""
+        """Search with the vectors of all rows, and return the metrics."""
         if len(example) < self.n:
             raise ValueError(f"{len(example)} of {self.n} rows: all are searched")
         queries, passages = self.vectors(outputs, example).split(self.queries)
@@ -198,7 +201,7 @@ class Searched(CollectionRows):
         return {name: float(values.mean()) for name, values in measured.items()}
 
     def vectors(self, outputs: Outputs, example: np.ndarray) -> search.Index:
-        """Return the vectors of the texts: of "vectors" f32 [n, TOGETHER, D]."""
+        """Return the vectors of the texts, from "vectors" f32 [n, TOGETHER, D]."""
         is_text = self.members(example) >= 0
         return search.Dense(np.asarray(outputs["vectors"])[is_text])
 
@@ -212,9 +215,9 @@ def pack(
 ) -> Batch:
     """Make packed rows of texts: members i64 [b, S], -1 for none.
 
-    Returns input_ids, attention_mask, token_type_ids, segment_ids (1, 2, ..., the place
-    in `members`; 0 is padding), position_ids i32 [b, L], cls_positions i32 [b, S] and
-    cls_weights f32 [b, S], 0 where there is no text. longest: tokens of a text at most.
+    Returns input_ids, attention_mask, token_type_ids, segment_ids (1 + the column in
+    `members`; 0: padding), position_ids i32 [b, L], cls_positions i32 [b, S] and
+    cls_weights f32 [b, S], 0 for no text. longest: the most tokens of a text.
 
     Texts 7 8 and 9, length 8 ([CLS] 1, [SEP] 2, padding 0):
 
@@ -257,7 +260,7 @@ def make_pairs(
     rows: type[Pairs] = Pairs,
     **more: Any,
 ) -> Pairs:
-    """Encode a collection, the only one. rows, more: their class, and its fields."""
+    """Encode the single collection; rows, more: the class of rows, and its fields."""
     (whole,) = read
     texts = Ragged.encode(tokenizer, [*whole.queries, *whole.passages])
     grades, own = tuple(whole.grades), np.array(whole.own, np.int64)

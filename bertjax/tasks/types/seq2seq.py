@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a text and the target that is to be written: sequence to sequence.
+"""Sequence to sequence: rows of a source text and a target text to generate.
 
-Without a decoder a row is [CLS] text [SEP] target [SEP], where only the target and the
-[SEP] that ends it are predicted, each by the token before it (Dong et al. 2019, UniLM,
-section 2.3). A target keeps its tokens up to `task.target_length`, and a text has what
-is left of the row when so many are set aside: it is the same whatever is written
-behind it, nothing or a target of any length.
+Without a decoder a row is [CLS] text [SEP] target [SEP]. Only the target and its final
+[SEP] are predicted, each token from the one before it (Dong et al. 2019, UniLM, section
+2.3). Targets are cut to `task.target_length`, and this length is always reserved, so
+that the text keeps the same tokens whether a target of any length follows or none.
 
-A decoder has arrays of its own, and a text the whole row. BART's sides are [CLS] text
-[SEP], and [CLS] target [SEP] to predict, behind [SEP]; T5's text [SEP], and target
-[SEP] behind padding.
+With a decoder, the text has the whole row, and the target has its own arrays. BART
+reads [CLS] text [SEP], and predicts [CLS] target [SEP] from a decoder input that starts
+with [SEP]; T5 reads text [SEP], and predicts target [SEP] from an input that starts
+with padding.
 """
 
 import math
@@ -35,12 +35,12 @@ METRICS = (*OF_TARGETS, *text_metrics.METRICS, "exact")
 
 @dataclass(frozen=True, eq=False)
 class Sequences(text_rows.Texts):
-    """Examples. texts: of one column or two, as classification has them.
+    """Examples with texts of one or two columns, as for classification.
 
-    tokenizer: what made them. targets: all of them, None where there are none; those of
-    example i are first[i] to first[i + 1], and first is i64 [n + 1]. references: the
-    targets of each example as they stand. draws: whether an epoch learns one of an
-    example's targets that is drawn for it; else it is the first.
+    tokenizer: of all texts. targets: of all examples, or None; example i has [first[i],
+    first[i + 1]), with first i64 [n + 1]. references: the targets of each example, as
+    text. draws: whether each epoch draws one of an example's targets; otherwise it is
+    the first.
     """
 
     tokenizer: Any = None
@@ -61,12 +61,12 @@ class Sequences(text_rows.Texts):
 
     @property
     def in_row(self) -> bool:
-        """Whether targets stand in the rows of the texts."""
+        """Whether targets are in the rows of the texts."""
         return self.form.targets.place != "decoder"
 
     @property
     def reserved(self) -> int:
-        """Tokens of a row that are set aside for a target and what ends it."""
+        """The tokens of a row that are reserved for a target and its end token."""
         return self.form.targets.width if self.in_row else 0
 
     @property
@@ -91,7 +91,7 @@ class Sequences(text_rows.Texts):
 
     @cached_property
     def target_sizes(self) -> np.ndarray:
-        """Tokens that are kept of each target: i64 [targets]."""
+        """The number of kept tokens per target: i64 [targets]."""
         return np.minimum(self.targets.lengths, self.form.targets.length)
 
     @cached_property
@@ -123,7 +123,7 @@ class Sequences(text_rows.Texts):
                 )
 
     def chosen(self, example: np.ndarray, keys: np.ndarray | None) -> np.ndarray:
-        """Return which target each example has: i64 [b]."""
+        """Return the number of each example's target: i64 [b]."""
         first = self.first[example]
         if keys is None or not self.draws:
             return first
@@ -131,10 +131,10 @@ class Sequences(text_rows.Texts):
         return first + counter_rng.below(counter_rng.fold(keys, "target"), 0, count)
 
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
-        """Make rows: input_ids, attention_mask i32 [b, L], and of those whose target
-        sees all of the text attention_steps i32 [b, L]; lm_positions, lm_ids i32 and
-        lm_weights f32 [b, T + 1], what is predicted where. Without targets the rows
-        are those of the texts.
+        """Make rows: input_ids, attention_mask i32 [b, L]; for place="prefix"
+        attention_steps i32 [b, L]; lm_positions, lm_ids i32 and lm_weights f32
+        [b, T + 1], the predictions. Without targets there are only the texts. With a
+        decoder, see `decoder_side`.
 
         Text 7 8 9, target 5 6, length 10, T = 3 ([CLS] 1, [SEP] 2, padding 0):
 
@@ -150,7 +150,7 @@ class Sequences(text_rows.Texts):
         bare = int(self.form.targets.bare)
         laid = self.length + bare, self.form.separators
         batch = text_rows.lay_out(rows, *laid, specials)
-        # Rows that are written have the types of one text too.
+        # All tokens have type 0, also when texts are generated.
         del batch["token_type_ids"]
         batch = {name: values[:, bare:] for name, values in batch.items()}
         targets = None
@@ -173,7 +173,7 @@ class Sequences(text_rows.Texts):
         targets: Sequence[np.ndarray],
         specials: Any,
     ) -> Batch:
-        """Put targets behind the texts of a batch; returns what is predicted."""
+        """Write targets after the texts of a batch; return the lm_* arrays."""
         ids, real = _ended(targets, self.form.targets.width, (), specials)
         begins = batch["attention_mask"].sum(axis=1)
         positions = np.zeros_like(ids)
@@ -189,10 +189,10 @@ class Sequences(text_rows.Texts):
         self, batch: Batch, targets: Sequence[np.ndarray] | None, specials: Any
     ) -> Batch:
         """Make decoder_input_ids, decoder_attention_mask, lm_ids i32 and lm_weights f32
-        [b, T], and text_tokens i32 [b], those of both sides. Without targets what the
-        decoder starts with alone, [b, 1].
+        [b, T], and text_tokens i32 [b], the tokens of both sides. Without targets, only
+        the decoder's start token, [b, 1].
 
-        BART's of the target 5 6 ([CLS] 1, [SEP] 2, padding 0), and T5's:
+        For BART with the target 5 6 ([CLS] 1, [SEP] 2, padding 0), and for T5:
 
             lm_ids             1  5  6  2  0        5  6  2  0
             decoder_input_ids  2  1  5  6  0        0  5  6  0
@@ -217,7 +217,7 @@ class Sequences(text_rows.Texts):
         }
 
     def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
-        """Yield text and target."""
+        """Yield the text and the target."""
         real = row["attention_mask"] > 0
         size = int(self.text_sizes[0][example])
         yield "text", decode(tokenizer, row["input_ids"][:size])
@@ -236,9 +236,12 @@ class Sequences(text_rows.Texts):
         return replace(self, draws=False)
 
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
-        """Compute the metrics. perplexity and accuracy are of the first target of each
-        example, over all of their tokens ("nats", "right" f32 [n] are sums of rows);
-        the others of what was written ("generated_ids"), and of all targets."""
+        """Compute the metrics.
+
+        perplexity and accuracy are over all tokens of each example's first target
+        ("nats", "right" f32 [n] are sums per row); the others compare generated texts
+        ("generated_ids") with all targets.
+        """
         more = self.form.targets.width - self.form.targets.length
         tokens = float((self.target_sizes[self.first[example]] + more).sum())
         nats, right = (np.asarray(outputs[k], np.float64) for k in ("nats", "right"))
@@ -263,8 +266,11 @@ class Sequences(text_rows.Texts):
         return [self.targets[k].tolist() for k in range(*self.first[example:][:2])]
 
     def written(self, outputs: Outputs) -> Iterator[np.ndarray]:
-        """Yield the ids that were written for each row, without special ones and those
-        of no piece, which a model from elsewhere may have as padding."""
+        """Yield the generated ids of each row.
+
+        Special tokens are left out, and ids beyond the vocabulary, which the padded
+        embedding table of an imported model may have.
+        """
         special = np.setdiff1d(self.tokenizer.special_ids, [self.tokenizer.unk_id])
         ids, lengths = outputs["generated_ids"], outputs["generated_lengths"]
         for row, length in zip(ids, lengths, strict=True):
@@ -273,7 +279,7 @@ class Sequences(text_rows.Texts):
             yield kept[is_piece & ~np.isin(kept, special)]
 
     def answers(self, outputs: Outputs, read: Sequence[Row]) -> Iterator[Any]:
-        """Yield {"text", "score"}: what was written, and the sum of ln p of its
+        """Yield {"text", "score"}: the generated text, and the sum of ln p of its
         tokens."""
         scores = outputs["generated_scores"]
         for ids, score in zip(self.written(outputs), scores, strict=True):
@@ -283,8 +289,10 @@ class Sequences(text_rows.Texts):
 def _ended(
     targets: Sequence[np.ndarray], width: int, begin: tuple[int, ...], specials: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Put what begins them before targets, and [SEP] behind: ids i32, and whether they
-    are real, bool, [b, width]."""
+    """Put `begin` before targets and [SEP] after them.
+
+    Returns ids i32 and whether they are real, bool, [b, width].
+    """
     ended = [(*begin, *target, specials.sep_id) for target in targets]
     ids, real = filled(ended, width, specials)
     return ids, real > 0
@@ -293,7 +301,7 @@ def _ended(
 def filled(
     rows: Sequence[Sequence[int]], width: int, specials: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Fill rows up with padding: ids, and 1 where they are real, i32 [b, width]."""
+    """Pad rows: return ids, and 1 where they are real, i32 [b, width]."""
     ids = np.full((len(rows), width), specials.pad_id, np.int32)
     real = np.zeros_like(ids)
     for row, own in enumerate(rows):
@@ -308,8 +316,10 @@ def exp(nats: float) -> float:
 def make_sequences(
     rows: Sequence[Row], form: Form, tokenizer: Any, labelled: bool, say: Say = silent
 ) -> Sequences:
-    """Encode rows; says which texts are empty. Raises UserError, naming the place, for
-    targets that are no texts, or empty."""
+    """Encode rows, and report empty texts.
+
+    Raises UserError, naming the place, for targets that are empty or not texts.
+    """
     texts = [text_rows.encode_column(rows, c, tokenizer, say) for c in form.columns]
     counts = sum(text.counts(tokenizer) for text in texts)
     if not labelled:
@@ -335,8 +345,8 @@ def make_sequences(
 
 
 def targets_of(row: Row, column: str) -> list[str]:
-    """Return the targets of a row: a text, or of JSON lines a list of texts, any of
-    which is right. Raises UserError where they are none.
+    """Return the targets of a row: one text, or, in JSON lines, a list of texts, each
+    of which is right. Raises UserError for other values.
 
     >>> targets_of(Row({"target": ["Who?", "Which man?"]}, "dev.jsonl:2"), "target")
     ['Who?', 'Which man?']

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of questions about a context.
+"""Extractive question answering: rows of questions about a context.
 
-Files are SQuAD's JSON (squad_files.py) or JSON lines with `question` and `context`,
-which have no answers; or SQuAD as TensorFlow Datasets has it.
+Files are SQuAD's JSON (squad_files.py), or JSON lines with `question` and `context`,
+without answers; or SQuAD from TensorFlow Datasets.
 """
 
 import math
@@ -30,15 +30,15 @@ from bertjax.tasks.task_type import TaskType
 
 WANTED = "FILE.json"
 METRICS = ("exact", "f1", "cmrc_exact", "cmrc_f1")
-ANSWER = "text", "answer_start"  # as TensorFlow Datasets has them
-NEVER = -1e9  # the logit of a row that was not looked at
+ANSWER = "text", "answer_start"  # features in TensorFlow Datasets
+NEVER = -1e9  # the logit of rows that are not among the examples
 
 
 def read_questions(value: str, key: str, columns: Columns, say: Say) -> list[Questions]:
-    """Read all files that a config value names: a Questions each.
+    """Read all files that a config value names: one Questions per file.
 
-    Says which answers stand elsewhere than the file says, and which nowhere. Raises
-    UserError, naming the file and the place in it.
+    Reports answers that are not where the file says, or not in the context at all.
+    Raises UserError, naming the file and the place in it.
     """
 
     def read_path(path: str) -> list[Questions]:
@@ -54,7 +54,10 @@ def read_questions(value: str, key: str, columns: Columns, say: Say) -> list[Que
 
 
 def read_tfds(name: str, key: str) -> list[Questions]:
-    """Read "tfds:squad/v1.1:train", or what has its features. Raises UserError."""
+    """Read "tfds:squad/v1.1:train", or a data set with the same features.
+
+    Raises UserError.
+    """
     needed = dict.fromkeys(("id", "question", "context", "answers"), key)
     builder, split = tfds_source.open_split(name, needed)
     paragraphs: list[dict[str, Any]] = []
@@ -74,8 +77,8 @@ def read_tfds(name: str, key: str) -> list[Questions]:
 def parse_text(
     text: str, name: str, columns: Columns | None = None, say: Say = silent
 ) -> list[Questions]:
-    """Read SQuAD's JSON, or JSON lines of questions with their contexts, or a list of
-    these: one file, or standard input."""
+    """Parse one file, or standard input: SQuAD's JSON, or questions with their contexts
+    as JSON lines or a list."""
     first = text.lstrip().partition("\n")[0]
     asks = any(f'"{key}"' in first for key in ("question", "context"))
     is_whole = '"data"' in first or '"paragraphs"' in first or not asks
@@ -110,10 +113,10 @@ def parse_text(
 
 @dataclass(frozen=True, eq=False)
 class QuestionRows(Rows):
-    """Questions; laid out, their windows (squad_files.Windows).
+    """Questions; after `plan`, with their windows (squad_files.Windows).
 
-    threshold: `answers` says "" of those that doubt more; None: there is an answer.
-    layouts: the windows by length, which all that came of one object share.
+    threshold: `answers` gives "" to questions of greater doubt; None: every question
+    has an answer. layouts: the windows by length, shared by all copies of this object.
     """
 
     asked: Questions
@@ -124,7 +127,7 @@ class QuestionRows(Rows):
 
     @property
     def some_lack(self) -> bool:
-        """True where some questions have no answer."""
+        """Whether some questions have no answer."""
         return not all(self.asked.golds.values())
 
     def arrays(self) -> list[np.ndarray | None]:
@@ -145,7 +148,7 @@ class QuestionRows(Rows):
 
     @property
     def findings(self) -> Sequence[str]:
-        """Answers that are elsewhere than the file says, and those that are nowhere."""
+        """Answers that are not where the file says, and answers that are nowhere."""
         return [*self.asked.moved, *self.asked.lost]
 
     def notes(self) -> Iterator[str]:
@@ -168,7 +171,7 @@ class QuestionRows(Rows):
         return self.windows.gather(example, self.length, specials)
 
     def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
-        """Yield question, context, and the pieces of the answer."""
+        """Yield the question, the context, and the pieces of the answer."""
         rows, asked = self.windows, self.asked
         real, second = row["attention_mask"] > 0, int(rows.lead[example])
         parts = np.arange(len(real)) < second
@@ -197,9 +200,9 @@ class QuestionRows(Rows):
         return {"questions": {name: n for name, n in counts.items() if n}}
 
     def best_answers(self, outputs: Outputs, example: np.ndarray) -> dict[str, Answer]:
-        """Return the answers of the questions all of whose rows are there: {id: ...}.
+        """Return the answers {id: Answer} of questions with all rows in `example`.
 
-        outputs: "start_logits", "end_logits" f32, a row an example, of any lengths.
+        outputs: "start_logits", "end_logits" f32, one row per example, of any length.
         """
         logits = np.full((2, self.n, self.length), NEVER, np.float32)
         for of_all, name in zip(logits, ("start_logits", "end_logits"), strict=True):
@@ -221,12 +224,12 @@ class QuestionRows(Rows):
         return super().facts | ({"threshold": 0.0} if self.some_lack else {})
 
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
-        """Score answers: from 0 to 1, but the threshold; nan if no question is whole.
+        """Score answers from 0 to 1; NaN if no question has all its rows here.
 
-        Where some questions of the set have none, be they among these rows or not, no
-        answer is said of those that doubt more than 0 (google-research/bert's
-        threshold), and `best_exact`, `best_f1` are those of the best threshold, which
-        is `threshold`.
+        If some questions of the set (in these rows or not) have no answer, questions
+        with a doubt above 0, google-research/bert's threshold, count as unanswered.
+        `best_exact` and `best_f1` are then the scores at the best thresholds, and
+        `threshold` is the best one for f1.
         """
         answers = self.best_answers(outputs, example)
         golds = {k: v for k, v in self.asked.golds.items() if k in answers}
@@ -246,7 +249,7 @@ class QuestionRows(Rows):
         return scores
 
     def answers(self, outputs: Outputs, read: Sequence[Questions]) -> Iterator[Any]:
-        """Yield {"id", "answer", "score", "null_score"} of each question."""
+        """Yield {"id", "answer", "score", "null_score"} for each question."""
         found = self.best_answers(outputs, np.arange(self.n))
         answer_texts = texts(found, self.threshold)
         for name, one in found.items():
@@ -257,10 +260,10 @@ class QuestionRows(Rows):
 def make_question_rows(
     read: list[Questions], form: Form, tokenizer: Any, labelled: bool, say: Say = silent
 ) -> QuestionRows:
-    """Put the questions of several files together; says which are empty.
+    """Join the questions of several files, and report empty ones.
 
-    Raises UserError, naming the file, for an id that occurs twice and, where answers
-    are wanted, for questions of which none is said and for a set without any.
+    Raises UserError, naming the file, for an id that occurs twice and, if labeled, for
+    questions without `answers`, and if no answer is in its context.
     """
     whole = Questions(source=join_names([one.source for one in read]))
     for one in read:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of queries with their passages for sparse vectors; types/retrieve.py's."""
+"""Rows of queries and passages for sparse vectors, based on types/retrieve.py."""
 
 import functools
 from dataclasses import dataclass, replace
@@ -16,13 +16,16 @@ from bertjax.tasks.types import retrieve
 
 @dataclass(frozen=True, eq=False)
 class SparseSearched(retrieve.Searched):
-    """What is searched with the largest weights of each text."""
+    """Rows of the texts to search, with the largest weights of each text."""
 
     def vectors(self, outputs: Outputs, example: np.ndarray) -> search.Index:
-        """Return vectors of "weights" f32 and "terms" i32 [n, TOGETHER, K]."""
+        """Return the sparse vectors of the texts.
+
+        They come from "weights" f32 and "terms" i32 [n, TOGETHER, K].
+        """
         is_text = self.members(example) >= 0
         weights, terms = (np.asarray(outputs[x])[is_text] for x in ("weights", "terms"))
-        # A model from elsewhere may have more pieces than its tokenizer, as padding.
+        # The padded vocabulary of an imported model may be larger than its tokenizer's.
         width = max(len(self.counts), 1 + int(terms.max()))
         return search.Sparse.of_top(weights, terms, width)
 
@@ -32,7 +35,7 @@ def _head_options(task: ConfigDict, labels: Any) -> dict[str, Any]:
 
 
 def _facts(config: ConfigDict) -> dict[str, Any]:
-    """Say how vectors are made (sentence_transformers.py)."""
+    """Return how to make vectors (sentence_transformers.py)."""
     how = {"kind": "sparse", "dot": True, "longest": config.data.length}
     return {"sentences": how | {"active": config.task.active}}
 

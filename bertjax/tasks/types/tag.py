@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of sentences whose words have tags: named entities, parts of speech.
+"""Tagging: rows of sentences whose words have tags (named entities, parts of speech).
 
-A word's tag is learnt and read at its first piece, the others count for nothing (Devlin
-et al. 2019, section 5.3). A sentence that is too long becomes several rows, parted
-where words end, and is put together again before it is scored.
+A word's tag is predicted at its first piece; its other pieces do not count (Devlin et
+al. 2019, section 5.3). A sentence that is too long is split into several rows at word
+boundaries, and is joined again before it is scored.
 """
 
 import math
@@ -33,9 +33,9 @@ METRICS = (*OF_ENTITIES, "accuracy")
 class Tags(Rows):
     """Sentences; sentence s is the words [sentences[s], sentences[s + 1]).
 
-    words: pieces of each word, at least one. labels: i32 [words] or None. Laid out: row
-    r is the words [rows[r], rows[r + 1]), and firsts i64 [words] the position of each
-    word's first piece in its row.
+    words: the pieces of each word, at least one. labels: i32 [words] or None. After
+    `plan`, row r is the words [rows[r], rows[r + 1]), and firsts i64 [words] is the
+    position of each word's first piece in its row.
     """
 
     words: Ragged
@@ -58,7 +58,7 @@ class Tags(Rows):
     @cached_property
     def sizes(self) -> tuple[np.ndarray, np.ndarray]:
         full = np.diff(self.words.offsets[self.rows])
-        # Only a word that is longer than a row is cut: it stands alone in one.
+        # Only a word that is longer than a row is cut; it has a row to itself.
         kept = np.minimum(full, self.length - 2)
         return kept + 2, full - kept
 
@@ -73,7 +73,7 @@ class Tags(Rows):
 
     def gather(self, example: np.ndarray, keys: Any, specials: Any) -> Batch:
         """Make rows: input_ids, attention_mask, token_type_ids, labels i32 [b, L], and
-        label_weights f32 [b, L]: 1 where a word with a label begins, else 0.
+        label_weights f32 [b, L]: 1 where a word with a label begins, otherwise 0.
 
         Words 7 8 and 9 with labels 3 and 0, length 6 ([CLS] 1, [SEP] 2, padding 0):
 
@@ -94,12 +94,12 @@ class Tags(Rows):
         return {**batch, "labels": labels, "label_weights": weights}
 
     def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
-        """Yield text, and each word's pieces with its tag."""
+        """Yield the text, and each word's pieces with its tag."""
         yield from super().tell(row, example, tokenizer)
         if self.labels is None:
             return
         begins = self.firsts[slice(*self.rows[example : example + 2])].tolist()
-        # A sentence may have no words.
+        # If a sentence has no words, there are no ends either.
         ends = [*begins[1:], int(row["attention_mask"].sum()) - 1][: len(begins)]
         names = self.form.labels
         words = (
@@ -111,8 +111,11 @@ class Tags(Rows):
     def joined(
         self, outputs: Outputs, example: np.ndarray, name: str = "tags"
     ) -> np.ndarray:
-        """Return what an output says at each word: [words], its class by "tags", -1
-        where its row is not among the examples. outputs: [L], a row an example."""
+        """Return an output at each word's first piece: [words].
+
+        It is -1 for words of rows that are not among the examples. outputs: [L] per
+        example.
+        """
         rows = [*map(np.asarray, outputs[name])]
         classes = np.full(len(self.words.lengths), -1, rows[0].dtype if rows else int)
         for row, r in zip(rows, example, strict=True):
@@ -121,18 +124,17 @@ class Tags(Rows):
         return classes
 
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
-        """Score the entities of the sentences that are given whole, and their words;
-        nan where there are none."""
+        """Score the entities and words of complete sentences; NaN if there are none."""
         scores = self._scores(outputs, example)
         return {name: float(scores.get(name, math.nan)) for name in self.form.metrics}
 
     def parts(self, outputs: Outputs, example: np.ndarray) -> dict[str, Any]:
-        """Score each type of entities: {"types": {TYPE: {"precision", ...}}}."""
+        """Score each type of entity: {"types": {TYPE: {"precision", ...}}}."""
         scores = self._scores(outputs, example)
         return {key: scores[key] for key in ("types",) if key in scores}
 
     def _scores(self, outputs: Outputs, example: np.ndarray) -> dict[str, Any]:
-        """Score words and, where a metric is of them, entities, all in one."""
+        """Score words and, if a metric needs them, entities, overall and by type."""
         classes = self.joined(outputs, example)
         pairs = pairwise(self.sentences.tolist())
         whole = [(a, b) for a, b in pairs if b > a and min(classes[a:b]) >= 0]
@@ -151,8 +153,10 @@ class Tags(Rows):
         return {**scores, "accuracy": accuracy}
 
     def answers(self, outputs: Outputs, read: Sequence[Sentence]) -> Iterator[Any]:
-        """Yield {"tokens", "tags", "scores"} of each sentence: of each tag its
-        probability."""
+        """Yield {"tokens", "tags", "scores"} for each sentence.
+
+        The scores are the probabilities of the tags.
+        """
         classes = self.joined(outputs, np.arange(self.n))
         shares = self.joined(outputs, np.arange(self.n), "probability")
         for sentence, (a, b) in zip(read, pairwise(self.sentences), strict=True):
@@ -164,10 +168,10 @@ class Tags(Rows):
 
 
 def split(sizes: np.ndarray, sentences: np.ndarray, room: int) -> np.ndarray:
-    """Part sentences into rows of at most `room` pieces, each as full as it gets.
+    """Split sentences into rows of at most `room` pieces, each as full as possible.
 
-    sizes: pieces of each word, 1 to room; sentences: where each begins, and the end.
-    Returns where each row begins, and the end: i64 [rows + 1].
+    sizes: pieces of each word, 1 to room; sentences: the first word of each, and the
+    end. Returns the first word of each row, and the end: i64 [rows + 1].
 
     >>> split(np.array([2, 2, 1, 3]), np.array([0, 3, 4]), room=4)
     array([0, 2, 3, 4])
@@ -183,11 +187,11 @@ def split(sizes: np.ndarray, sentences: np.ndarray, room: int) -> np.ndarray:
 
 
 def find_tags(sentences: Sequence[Sentence], form: Form) -> Form:
-    """Return the form with the tags of the training sentences, unless it has some: O,
-    then by type, B- before I-.
+    """Return the form with the tags of the training sentences, unless it has some.
 
-    Raises UserError for an empty tag, where there is only one, and where entities are
-    to be scored but the tags are none of BIO.
+    O comes first; the others are sorted by type, with B- before I-. Raises UserError
+    for an empty tag, for a single tag, for about as many tags as words, and for tags
+    that are not BIO if a metric scores entities.
     """
     asking = form.asking
     if not form.labels:
@@ -225,7 +229,7 @@ def _order(tag: str) -> tuple[bool, str, str]:
 
 
 def is_bio(tag: str) -> bool:
-    """True for O, B, I, B-TYPE, I-TYPE."""
+    """Return whether a tag is O, B, I, B-TYPE or I-TYPE."""
     return tag in ("O", "B", "I") or (tag[:2] in ("B-", "I-") and len(tag) > 2)
 
 
@@ -236,10 +240,10 @@ def make_tags(
     labelled: bool,
     say: Say = silent,
 ) -> Tags:
-    """Encode the words of sentences, each as in a running text.
+    """Encode the words of sentences as within a running text.
 
-    Says which words have no piece, and which tags break BIO. Raises UserError for tags
-    that are not the form's.
+    Reports words without a piece, and tags that violate BIO. Raises UserError for tags
+    that are not in the form.
     """
     texts = {word: word for s in sentences for word in s.words}
     if tokenizer.joins_with_space:
@@ -278,7 +282,7 @@ TASK_TYPE = TaskType(
     outputs=("tags", "probability"),
     columns={"text": "1", "label": "-1"},  # the first column and the last
     unused={"text_pair": "", "choices": ""},
-    # Words are scored where the tags of a model from elsewhere name no entities.
+    # If the tags of an imported model are not BIO, only words are scored.
     imported=lambda tags: {} if all(map(is_bio, tags)) else {"metrics": "accuracy"},
     text_columns=1,
     head_options=class_option,
