@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that a config is checked against before jax is loaded."""
+"""Names and parsers that check a config's optim.* keys without importing jax."""
 
 import re
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from bertjax import UserError, registry
 DECAY = ("wd", "cautious_decay")
 ADAM = (*DECAY, "b1", "b2", "eps")
 MUON = (*ADAM, "ns_dtype")
-# Optimizer (optim.py) -> the settings of optim.* that it takes.
+# Optimizer (optim.py) -> the settings of optim.* that it accepts.
 OPTIMIZERS = {
     "adamw": (*ADAM, "bias_correction"),
     "lamb": (*ADAM, "bias_correction"),
@@ -19,7 +19,7 @@ OPTIMIZERS = {
     "normuon": MUON,
     "adamuon": MUON,
 }
-# Schedule (schedules.py) -> the settings of optim.* that it alone takes.
+# Schedule (schedules.py) -> the settings of optim.* that not every schedule accepts.
 SCHEDULES = {
     "linear": (),
     "polynomial": ("power",),
@@ -27,7 +27,8 @@ SCHEDULES = {
     "wsd": ("decay", "power"),
     "constant": (),
 }
-# Config key -> the names of the package, and what a module from outside defines.
+# Config key -> the package's own names, and the function that a module from outside
+# defines.
 CHOICES = {
     "optim.name": (OPTIMIZERS, "make_optimizer"),
     "optim.schedule": (SCHEDULES, "make_schedule"),
@@ -38,10 +39,10 @@ GROUPS = ("embeddings", "heads", "vectors", "kernels")
 
 
 def read_rates(text: str) -> dict[str, float]:
-    """Read "embeddings:0.3,heads:0.5": multipliers of the learning rate by group.
+    """Parse "embeddings:0.3,heads:0.5": multipliers of the learning rate per group.
 
-    Raises UserError for a group that there is not or that is given twice, and for what
-    is no number of at least 0.
+    Raises UserError for an unknown or repeated group, and for a multiplier that is not
+    a number of at least 0.
     """
     rates: dict[str, float] = {}
     for entry in registry.split_list(text):
@@ -63,8 +64,11 @@ def read_rates(text: str) -> dict[str, float]:
 
 
 class FreezeRule(NamedTuple):
-    """A part of optim.freeze: its text, the pattern of whole paths of parameters, and
-    how many layers or rows of them, the first ones; None: all."""
+    """One part of optim.freeze.
+
+    text: as written; pattern: the regular expression of whole parameter paths; first:
+    how many of the first layers or rows are frozen, None for all.
+    """
 
     text: str
     pattern: str
@@ -72,11 +76,11 @@ class FreezeRule(NamedTuple):
 
 
 def read_freeze(text: str) -> list[FreezeRule]:
-    """Read "encoder/embeddings/.*,encoder/layers/.*[:6]": what is not trained.
+    """Parse "encoder/embeddings/.*,encoder/layers/.*[:6]": the frozen parameters.
 
-    Each part, with commas, is a regular expression of whole paths; [:N] anywhere in it
-    means the first N of axis 0, which counts layers below "layers" and rows of a table.
-    Raises UserError for what is no regular expression, and for N = 0.
+    Each comma-separated part is a regular expression of whole paths. [:N] anywhere in
+    it means the first N entries of axis 0: layers for parameters below "layers", rows
+    for a table. Raises UserError for an invalid regular expression, and for N = 0.
     """
     rules = []
     for part in split_patterns(text):
@@ -91,10 +95,10 @@ def read_freeze(text: str) -> list[FreezeRule]:
 
 
 def read_keep_zeros(text: str) -> list[FreezeRule]:
-    """Read "encoder/layers/.*": parameters whose zeros stay (optim.keep_zeros).
+    """Parse optim.keep_zeros, such as "encoder/layers/.*": where zeros stay zeros.
 
-    Each part, with commas, is a regular expression of whole paths. Raises UserError for
-    what is none.
+    Each comma-separated part is a regular expression of whole paths. Raises UserError
+    for an invalid one.
     """
     parts = split_patterns(text)
     for part in parts:
@@ -103,12 +107,12 @@ def read_keep_zeros(text: str) -> list[FreezeRule]:
 
 
 def split_patterns(text: str) -> list[str]:
-    """Split at the commas that are in no braces, those of a{1,2}."""
+    """Split at the commas outside of braces, such as those of a{1,2}."""
     return [p.strip() for p in re.split(r",(?![^{]*\})", text) if p.strip()]
 
 
 def check_pattern(key: str, text: str, part: str, pattern: str) -> None:
-    """Refuse what is no regular expression: UserError."""
+    """Raise UserError for an invalid regular expression."""
     try:
         re.compile(pattern)
     except re.error as e:
@@ -116,10 +120,10 @@ def check_pattern(key: str, text: str, part: str, pattern: str) -> None:
 
 
 def settings_of(key: str, name: str) -> tuple[str, ...]:
-    """Return the settings of optim.* that an optimizer or a schedule takes.
+    """Return the settings of optim.* that an optimizer or a schedule accepts.
 
-    Imports a module from outside the package, and reads them from its arguments.
-    Raises UserError where there is none of that name.
+    If `name` is a module from outside the package, imports it and reads the settings
+    from its function's arguments. Raises UserError for an unknown name.
     """
     known, maker = CHOICES[key]
     if not registry.is_outside(name):

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that end by the clock: the schedule follows elapsed time instead of steps.
+"""Runs with a time budget: the schedule follows elapsed time instead of steps.
 
-WORKDIR/clock.txt holds a line an update: the seconds of training when it began, written
-before it runs. A resumed run takes from there what it repeats, and goes on counting
-where the last line stands; start-up and standstill do not count. The seconds are those
-on the wall, or of the processor: what this process computed, on all cores together, so
-that other work on a shared machine takes nothing from a run.
+WORKDIR/clock.txt holds one line per update: the seconds of training at which it began,
+written before it runs. A resumed run reads there the times of the updates that it
+repeats, and continues to count from the last line; start-up and time between two starts
+do not count. The seconds are wall-clock time or processor time. Processor time is that
+of this process on all cores together, so other work on a shared machine does not use up
+the budget.
 
 Cramming (Geiping and Goldstein 2022, arXiv 2212.14034) and 24hBERT (Izsak et al. 2021,
-arXiv 2104.07705) train so.
+arXiv 2104.07705) train in this way.
 """
 
 import contextlib
@@ -33,9 +34,9 @@ UNITS = {"wall": "minutes,", "cpu": "minutes of processor time, of all cores,"}
 def describe_budget(
     minutes: float, total: int, clock: str = "wall", ramps: Sequence[str] = ()
 ) -> str:
-    """Say at the start of a run what its budget means.
+    """Return the line that explains a run's budget when it starts.
 
-    ramps: what changes while steps go by, such as mask_rate=0.3:0.15.
+    ramps: settings that change with the steps, such as mask_rate=0.3:0.15.
     """
     line = (
         f"budget_minutes={minutes:g}: training ends after {minutes:g} {UNITS[clock]} "
@@ -48,14 +49,14 @@ def describe_budget(
 
 
 def least_seconds(seconds: float, clock: str) -> float:
-    """Return how long a budget lasts on the wall, with all cores at work."""
+    """Return the wall-clock seconds that a budget lasts with all cores busy."""
     if clock == "wall":
         return seconds
     return seconds / count_cores()
 
 
 class Clock:
-    """The time of a budget of `seconds`, from update `step` on; process 0's counts."""
+    """The clock of a budget of `seconds` from update `step` on, kept by process 0."""
 
     def __init__(
         self,
@@ -70,19 +71,22 @@ class Clock:
         self.primary = jax.process_index() == 0
         self.lines: list[float] = []
         if self.primary and self.path.exists():
-            whole = self.path.read_text().rpartition("\n")[0]  # no unfinished line
+            # An unfinished last line is ignored.
+            whole = self.path.read_text().rpartition("\n")[0]
             self.lines = [float(line) for line in whole.split()]
         self.base, self.begun = (self.lines or [0.0])[-1], now()
-        # Updates before `step` that were not timed, without a budget, took none of it.
+        # Updates before `step` that ran without a budget were not timed, and use up
+        # none of it.
         self.lines += [self.base] * (step - len(self.lines))
         self.file: Any = None
-        # The update at the end of the budget is followed by one more, which is given to
-        # the devices before its time is read: a run stopped between them makes it yet.
+        # An update's time is read after the next update has been dispatched, so one
+        # more update follows the one at the end of the budget. A run that was stopped
+        # between these two still makes the second.
         self.over, self.ended = map(self._is_over, (step - 1, step - 2))
         self._rewrite()
 
     def cut(self, step: int) -> None:
-        """Forget the updates from `step` on; their time is spent."""
+        """Forget the updates from `step` on; the time that they took stays spent."""
         self.base, self.begun = self.elapsed(), self.now()
         self.lines = self.lines[:step]
         self._rewrite()
@@ -92,16 +96,19 @@ class Clock:
         return self.base + self.now() - self.begun
 
     def stamp(self, batches: Iterable[Any], step: int) -> Iterator[Any]:
-        """Give each batch, from update `step` on, the `at` of its schedule."""
+        """Add to each batch, from update `step` on, `at`, the time of its schedule."""
         for number, batch in enumerate(batches, step):
             batch["at"] = feed.value_per_device(self.mesh, self._take(number))
             yield batch
 
     def _take(self, number: int) -> np.float32:
-        """Return the time of an update, CLOCK_UPDATES the whole; other hosts: 0."""
+        """Return an update's time, CLOCK_UPDATES at the end of the budget.
+
+        Processes other than process 0 return 0.
+        """
         if not self.primary:
             return np.float32(0)
-        if number < len(self.lines):  # it ran before: as long ago as then
+        if number < len(self.lines):  # It ran before: continue from its time then.
             self.base, self.begun = self.lines[number], self.now()
         else:
             self.lines.append(self.elapsed())
@@ -113,27 +120,28 @@ class Clock:
         return np.float32(CLOCK_UPDATES * min(self.lines[number] / self.seconds, 1.0))
 
     def _is_over(self, number: int) -> bool:
-        """True where an update ran at the end of the budget."""
+        """Return True if this update ran at the end of the budget."""
         known = 0 <= number < len(self.lines)
         return known and bool(self._time(number) >= CLOCK_UPDATES)
 
     def _append(self, line: str) -> None:
-        """Write a line. Raises RunError where the disk is full."""
+        """Append a line to the file. Raises RunError if it cannot be written."""
         try:
             self.file.write(line)
             self.file.flush()
         except OSError as e:
-            with contextlib.suppress(OSError):  # it would be tried again, and traced
+            # Otherwise Python would try again at exit, and print a traceback.
+            with contextlib.suppress(OSError):
                 self.close()
             raise RunError(f"{self.path} cannot be written: {e}") from e
 
     def see(self, at: float) -> float:
-        """Look at the time of an update that ran; return its share of the budget."""
+        """Record the time of an update that ran; return the share of the budget."""
         self.over = at >= CLOCK_UPDATES
         return at / CLOCK_UPDATES
 
     def flush(self) -> None:
-        """Write the lines where they are not on the disk yet."""
+        """Write the lines to a remote workdir; on a disk they are written already."""
         if self.file is None:
             self._rewrite()
 

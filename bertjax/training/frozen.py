@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of a model that a run reads and does not train (optim.freeze).
+"""Parts of a model that a run does not train (optim.freeze).
 
-The parameters of such a run lie in two trees of the same paths, `State.params`, which
-has gradients and moments, and `State.frozen`. Of a leaf whose first layers or rows are
-frozen each of them has its entries of axis 0.
+The parameters of such a run are in two trees with the same paths: `State.params`, which
+has gradients and moments, and `State.frozen`. A leaf whose first layers or rows are
+frozen is split on axis 0 between the two.
 """
 
 import re
@@ -19,17 +19,17 @@ from bertjax.parallel.sharding import is_stacked, path_name
 from bertjax.training import FreezeRule
 from bertjax.training.layerwise import before, stack_depths
 
-# Path of a leaf -> how many entries of its axis 0 are frozen, the first ones; None: all
+# Path of a leaf -> how many of the first entries of its axis 0 are frozen; None: all.
 Sizes = Mapping[str, int | None]
 
 
 def frozen_sizes(params: Any, rules: Sequence[FreezeRule]) -> dict[str, int | None]:
-    """Say what of each parameter is frozen; params: arrays or shapes.
+    """Return how much of each parameter is frozen; params: arrays or shapes.
 
-    A number of layers counts from the embeddings up, of all leaves alike: of those that
-    the first layers lack (sharding.is_stacked) correspondingly fewer entries are
-    frozen. Raises UserError for a rule that matches nothing, a number that is more than
-    there are, and where nothing is left to train.
+    Layers are counted from the embeddings up, the same way for all leaves: of a leaf
+    that the first layers lack (sharding.is_stacked) correspondingly fewer entries are
+    frozen. Raises UserError for a rule that matches nothing, for a number larger than
+    that of the layers or rows, and if nothing is left to train.
     """
     leaves = {
         path_name(path): (path, leaf)
@@ -68,7 +68,7 @@ def frozen_sizes(params: Any, rules: Sequence[FreezeRule]) -> dict[str, int | No
 def check_rules(
     paths: Sequence[str] | Mapping[str, Any], rules: Any, key: str = "optim.freeze"
 ) -> None:
-    """Refuse a rule that matches none of the paths: UserError."""
+    """Raise UserError for a rule that matches none of the paths."""
     for rule in rules:
         if not any(re.fullmatch(rule.pattern, path) for path in paths):
             few = ", ".join([*paths][:3])
@@ -79,14 +79,14 @@ def check_rules(
 
 
 def len_of(leaf: Any) -> int:
-    """Return the size of axis 0 of an array or a shape; 1 of a scalar."""
+    """Return the size of axis 0 of an array or a shape; 1 for a scalar."""
     return leaf.shape[0] if leaf.shape else 1
 
 
 def split(
     params: Mapping[str, Any], sizes: Sizes, prefix: str = ""
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Part a tree of parameters, or some of them, into (what is trained, frozen)."""
+    """Split a tree of parameters, or of some of them, into (trained, frozen)."""
     trained: dict[str, Any] = {}
     frozen: dict[str, Any] = {}
     for key, value in params.items():
@@ -107,10 +107,10 @@ def split(
 
 
 def join(params: Mapping[str, Any], frozen: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Put together what `split` parted, and what else is frozen (a teacher).
+    """Undo `split`, and add whatever else is frozen (a teacher).
 
-    Leaves are arrays of numpy or of jax; those in one of the trees are taken as they
-    are.
+    Leaves are numpy or jax arrays; those in only one of the trees are returned
+    unchanged.
     """
     joined = {**params}
     for key, value in (frozen or {}).items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The guard of a run: which updates are skipped, judged in the step itself."""
+"""The guard, which decides inside the training step whether to skip an update."""
 
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
@@ -9,13 +9,15 @@ import jax.numpy as jnp
 
 T = TypeVar("T")
 
-WINDOW = 100  # updates that a gradient's norm is compared with, and before it is
+# The updates over which the mean of the gradient norms is taken, and the number of
+# updates before norms are compared with it.
+WINDOW = 100
 
 
 class Guard(NamedTuple):
-    """What the guard remembers: zeros at the beginning.
+    """The state of the guard, initially zeros.
 
-    norm: f32, the running mean of the gradients' norms; taken, skipped, streak: i32,
+    norm: f32, the running mean of the gradient norms; taken, skipped, streak: i32, the
     updates made, skipped, and skipped in a row until now.
     """
 
@@ -33,11 +35,12 @@ def make_guard() -> Guard:
 def check_update(
     guard: Guard, loss: jax.Array, norm: jax.Array, factor: float
 ) -> tuple[jax.Array, Guard]:
-    """Say whether an update is to be made (bool []), and remember it.
+    """Return whether to make an update (bool []), and the guard's new state.
 
-    It is skipped when loss or gradient norm is not finite or, with a `factor` and once
-    WINDOW updates are made, when the norm exceeds factor x its running mean (of all at
-    first, then exponential over about WINDOW), which skipped updates leave as it was.
+    An update is skipped if the loss or the gradient norm is not finite or, with a
+    `factor` and after WINDOW updates, if the norm exceeds factor x its running mean.
+    This is the mean of all updates at first, later an exponential one over about
+    WINDOW updates; skipped updates do not change it.
     """
     good = jnp.isfinite(loss) & jnp.isfinite(norm)
     if factor:
@@ -50,11 +53,11 @@ def check_update(
 
 
 def advance_if(good: jax.Array, advance: Callable[[T], T], state: T) -> T:
-    """Return advance(state) where an update is made, else `state` as it is.
+    """Return advance(state) if `good`, otherwise `state` unchanged.
 
-    A CPU branches: to choose between arrays takes it another copy of the moments and a
-    sixth of a base model's step. A TPU chooses while it writes, which is free, where a
-    branch would end its overlapping of work (docs/benchmarks.md).
+    On a CPU this is a branch: selecting between arrays would cost another copy of the
+    moments and a sixth of a base model's step. A TPU selects while it writes, which is
+    free; a branch would prevent it from overlapping work (docs/benchmarks.md).
     """
 
     def branch(state: T) -> T:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What optimizers do layer by layer: axis 0 of the leaves below "layers" counts them.
+"""Parts of optimizers that treat layers separately.
 
-A shared layer (ALBERT) has one entry there and counts as one layer.
+Layers are axis 0 of the leaves below "layers". A shared layer (ALBERT) has one entry
+there and counts as one layer.
 """
 
 from collections.abc import Mapping
@@ -16,15 +17,16 @@ from bertjax.parallel.sharding import Path, is_matrix, is_stacked, keys
 
 
 def decay_mask(params: Any) -> Any:
-    """Say which leaves decay: all but biases, norm scales and what is no matrix."""
+    """Return which leaves decay: only matrices, no biases and no norm scales."""
     return jax.tree_util.tree_map_with_path(is_matrix, params)
 
 
 def with_decay(update: Any, param: Any, wd: float, cautious: bool) -> Any:
     """Return update + wd x param, which an optimizer subtracts.
 
-    cautious: only where both have one sign or one of them is 0, so that the decay never
-    works against the update (Chen et al. 2025, arXiv 2510.12402, algorithm 1).
+    cautious: decay only elements whose update and parameter have the same sign or of
+    which one is 0, so that the decay never works against the update (Chen et al. 2025,
+    arXiv 2510.12402, algorithm 1).
     """
     if cautious:
         agree = jnp.sign(update) * jnp.sign(param) >= 0
@@ -33,29 +35,30 @@ def with_decay(update: Any, param: Any, wd: float, cautious: bool) -> Any:
 
 
 def add_decay(wd: float, cautious: bool) -> optax.GradientTransformation:
-    """Add the decay (`with_decay`) to the updates of what decays (`decay_mask`)."""
+    """Add the decay (`with_decay`) to the updates of the leaves in `decay_mask`."""
     if not cautious:
         return optax.add_decayed_weights(wd, mask=decay_mask)
 
     def update(updates: Any, params: Any) -> Any:
         return jax.tree.map(lambda u, p: with_decay(u, p, wd, True), updates, params)
 
-    # Masked, as optax's: the state, of which nothing is saved, has the same form.
+    # This is masked like optax's, so that the state, which holds nothing that is saved,
+    # has the same structure.
     return optax.masked(optax.stateless(update), decay_mask)
 
 
 def norm(path: Path, x: jax.Array, mean: bool = False) -> jax.Array:
-    """Return the norm, or root mean square, of each layer of a leaf, broadcastable."""
+    """Return each layer's norm, or root mean square, with dimensions kept."""
     axes = tuple(range(int(is_stacked(path)), x.ndim))
     reduce = jnp.mean if mean else jnp.sum
     return jnp.sqrt(reduce(jnp.square(x), axis=axes, keepdims=True))
 
 
 def matrix_axes(path: Path, ndim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return which axes of a kernel go in and which come out, its layers aside.
+    """Return a kernel's input axes and output axes, without the axis of layers.
 
-    Kernels are [D, M], queries, keys and values [D, H, K], attention's outputs
-    [H, K, D] (bertjax/models); stacked ones have an axis before these.
+    Kernels are [D, M]; queries, keys and values [D, H, K]; attention outputs [H, K, D]
+    (bertjax/models). Stacked kernels have an axis of layers before these.
     """
     first = int(is_stacked(path))
     axes = tuple(range(first, ndim))
@@ -73,8 +76,9 @@ def as_matrix(path: Path, shape: tuple[int, ...]) -> tuple[int, ...]:
 def group_of(path: Path, leaf: Any) -> str:
     """Return the group of a parameter for optim.rates, one of training.GROUPS.
 
-    vectors: biases, norm scales and whatever else is no matrix; kernels: the layers'
-    matrices; embeddings: tables, and what projects them; heads: all other matrices.
+    vectors: biases, norm scales and everything else that is no matrix; kernels: the
+    layers' matrices; embeddings: tables, and their projection; heads: all other
+    matrices.
     """
     if not is_matrix(path, leaf):
         return "vectors"
@@ -85,13 +89,16 @@ def group_of(path: Path, leaf: Any) -> str:
 
 
 def before(path: Path, name: str) -> tuple[Any, ...]:
-    """Return the keys of a path that stand before one of this name."""
+    """Return the keys of a path before the first one of this name."""
     return tuple(keys(path)[: keys(path).index(name)])
 
 
 def stack_depths(*parts: Any) -> dict[tuple[Any, ...], int]:
-    """Return how many layers each stack has, by its deepest leaf; a stack is named by
-    the keys before "layers". parts: trees whose leaves of one path are one leaf's."""
+    """Return the number of layers of each stack, that of its deepest leaf.
+
+    The result's keys are the stacks' paths before "layers". parts: trees among which a
+    leaf's layers may be split (the trained and the frozen ones).
+    """
     sizes: dict[tuple[Any, ...], int] = {}
     depths: dict[tuple[Any, ...], int] = {}
     for tree in parts:
@@ -111,12 +118,13 @@ def rate_multipliers(
 ) -> Any:
     """Return each leaf's factor of the learning rate: a number, or [n, 1, ...].
 
-    It is that of its group (`group_of`), by default 1, times that of its depth: of N
-    stacked layers, layer l (from 0) has decay^(N - l), the embeddings below it
-    decay^(N + 1), all else 1: pooler, final norm, heads (Clark et al. 2020, arXiv
-    2003.10555, appendix B; their code gives the whole encoder one factor more, so that
-    the last layer has decay^2). A leaf that the first layers lack is aligned with the
-    last one. frozen: the layers that are not trained (State), which count too.
+    It is the product of the factor of its group (`group_of`), by default 1, and that of
+    its depth. Of N stacked layers, layer l (from 0) has decay^(N - l), the embeddings
+    below them have decay^(N + 1), and all else (pooler, final norm, heads) has 1 (Clark
+    et al. 2020, arXiv 2003.10555, appendix B; their code multiplies the whole encoder
+    once more, so that the last layer has decay^2). A leaf that the first layers lack is
+    aligned with the last layer. frozen: the layers that are not trained (State), which
+    count too.
     """
     depths = stack_depths(params, frozen)
 
@@ -138,9 +146,9 @@ def rate_multipliers(
 def scale_by_trust_ratio() -> optax.GradientTransformation:
     """Scale each layer's update to the norm of its parameters (LAMB's phi is identity).
 
-    A layer is a leaf of `decay_mask`, or an entry on axis 0 of a stacked one; the other
-    leaves keep their updates, as in google-research/albert, lamb_optimizer.py. Where a
-    norm is 0 the ratio is 1.
+    A layer is a leaf that decays (`decay_mask`), or an entry on axis 0 of such a leaf
+    if it is stacked; the other leaves keep their updates, as in google-research/albert,
+    lamb_optimizer.py. If a norm is 0, the ratio is 1.
     """
 
     def one(path: Path, update: Any, param: Any, decayed: bool) -> Any:
@@ -160,11 +168,11 @@ def scale_by_trust_ratio() -> optax.GradientTransformation:
 def scale_by_stable_adam(
     b1: float, b2: float, eps: float, wd: float, cautious: bool = False
 ) -> optax.GradientTransformation:
-    """Make StableAdamW's step (Wortsman et al. 2023, arXiv 2304.13013, algorithm 2).
+    """Compute StableAdamW's step (Wortsman et al. 2023, arXiv 2304.13013, algorithm 2).
 
-    Adam's direction and the decay, over max(1, RMS) of each tensor of each layer, where
-    RMS^2 is the mean of g^2 / max(v, eps^2): how much larger the squared gradient is
-    than its running mean v (bias corrected) expects (Adafactor's update clipping).
+    It is Adam's direction plus the decay, divided by max(1, RMS) per tensor and layer.
+    RMS^2 is the mean of g^2 / max(v, eps^2): the ratio of the squared gradient to its
+    bias-corrected running mean v (Adafactor's update clipping).
     """
     adam = optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
 
@@ -173,7 +181,7 @@ def scale_by_stable_adam(
         corrected = optax.tree.bias_correction(state.nu, b2, state.count)
 
         def one(path: Path, u: Any, g: Any, v: Any, p: Any, decayed: bool) -> Any:
-            least = max(eps**2, 1e-30)  # a number of float32
+            least = max(eps**2, 1e-30)  # eps**2 could be 0 in float32
             over = norm(path, g * jax.lax.rsqrt(jnp.maximum(v, least)), mean=True)
             u = with_decay(u, p, wd, cautious) if decayed else u
             return u / jnp.maximum(over, 1.0)
@@ -187,15 +195,15 @@ def scale_by_stable_adam(
 
 
 class PerMatrix(NamedTuple):
-    """State of `per_matrix`: by leaf, what the inner transform keeps of it."""
+    """State of `per_matrix`: the inner transform's state for each leaf."""
 
     inner: Any
 
 
 def per_matrix(tx: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Run a transform on each matrix by itself: each kernel of each layer as [in, out].
+    """Apply a transform to each matrix separately: each layer's kernels as [in, out].
 
-    What is no matrix goes through it in its own shape, layer by layer.
+    Leaves that are no matrices keep their shape and are transformed layer by layer.
     """
 
     def flat(path: Path, x: Any) -> Any:

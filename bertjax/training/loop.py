@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training loop: updates, and what is due between them.
+"""The training loop: updates, with evaluations and checkpoints between them.
 
-`run_loop` trains whatever has the methods of a `Loop`: a single run
-(assembly/train_loop.py), or the runs of a sweep side by side (sweeps/trainer.py).
+`run_loop` trains anything that implements `Loop`: a single run
+(assembly/train_loop.py), or the parallel runs of a sweep (sweeps/trainer.py).
 """
 
 import abc
@@ -15,12 +15,13 @@ from bertjax.checkpoints.best import BestTracker
 
 @dataclasses.dataclass
 class LoopState:
-    """Where a loop stands. A checkpoint holds what `to_meta` returns.
+    """The state of a loop. A checkpoint holds what `to_meta` returns.
 
-    step: updates given to the devices. total: the last step. read: updates whose
-    metrics were read; tokens: the real tokens of these; skipped_in_row: the last of
-    these that the guard skipped. phases: as plain values. rewinds: {"from", "to"} of
-    each. best: the evaluations. stopping: a signal came; unscored: in an evaluation.
+    step: updates dispatched to the devices. total: the last step. read: updates whose
+    metrics were read; tokens: their real tokens; skipped_in_row: how many of the newest
+    of them the guard skipped in a row. phases: as plain values. rewinds: {"from", "to"}
+    of each rewind. best: the evaluations. stopping: a signal came. unscored: a signal
+    interrupted an evaluation.
     """
 
     step: int = 0
@@ -38,12 +39,12 @@ class LoopState:
     def from_meta(
         cls, meta: Mapping[str, Any], step: int, **others: Any
     ) -> "LoopState":
-        """Restore the state of a checkpoint after `step`; {} and 0 begin a run."""
+        """Restore a checkpoint's state after `step`; {} and 0 for a new run."""
         saved = {key: meta[key] for key in ("tokens", "rewinds") if key in meta}
         return cls(step=step, read=step, **{**saved, **others})
 
     def facts(self) -> dict[str, Any]:
-        """Return what run.json says of the loop, too."""
+        """Return what both run.json and checkpoints hold of the loop."""
         return {"phases": self.phases, "rewinds": self.rewinds, **self.best.facts}
 
     def to_meta(self) -> dict[str, Any]:
@@ -52,28 +53,28 @@ class LoopState:
 
 
 class Loop(abc.ABC):
-    """What `run_loop` trains. every: {"log" | "eval" | "checkpoint": steps}."""
+    """The interface for `run_loop`. every: {"log" | "eval" | "checkpoint": steps}."""
 
     state: LoopState
     every: Mapping[str, int]
 
     def is_due(self, what: str) -> bool:
-        """True at each `every[what]` steps, and at the last step."""
+        """Return True at every `every[what]` steps, and at the last step."""
         at, last = self.state.step, self.state.step == self.state.total
         return what in self.every and (last or at % self.every[what] == 0)
 
     @property
     def must_rewind(self) -> bool:
-        """True where too many updates in a row were skipped."""
+        """Whether too many updates in a row were skipped."""
         return False
 
     @abc.abstractmethod
     def owes_evaluation(self) -> bool:
-        """True where a signal interrupted the evaluation of the restored step."""
+        """Return True if a signal interrupted the evaluation of the restored step."""
 
     @abc.abstractmethod
     def update(self) -> None:
-        """Run the next call of the devices; see whether a signal came."""
+        """Dispatch the next call to the devices; check whether a signal came."""
 
     @abc.abstractmethod
     def drain(self, keep: int = 0) -> None:
@@ -85,11 +86,11 @@ class Loop(abc.ABC):
 
     @abc.abstractmethod
     def evaluate(self) -> bool:
-        """Score the validation sets; False where a signal interrupted it."""
+        """Score the validation sets; return False if a signal interrupted it."""
 
     @abc.abstractmethod
     def must_save(self) -> bool:
-        """True where this step is to be saved."""
+        """Return True if this step is to be saved."""
 
     @abc.abstractmethod
     def save(self) -> None:
@@ -99,8 +100,8 @@ class Loop(abc.ABC):
 def run_loop(loop: Loop) -> None:
     """Train to the last step, or until a signal stops the loop and its step is saved.
 
-    At a step where several things are due, rows are written first, then evaluations,
-    then checkpoints: a saved step implies that its rows are in the file.
+    If several things are due at a step, rows are written first, then evaluations, then
+    checkpoints. So the rows of a saved step are always in the file.
     """
     state = loop.state
     if loop.owes_evaluation():

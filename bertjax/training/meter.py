@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast a run is: perf/ and data/ values, over the steps since the last row.
+"""The speed of a run: perf/ and data/ values over the steps since the last row.
 
-Seconds are those on the wall; of the processor are those that this process computed, on
-all cores together, which other work on a shared machine does not change.
+Seconds are wall-clock time. Processor seconds are the CPU time of this process on all
+cores together, which other work on a shared machine does not change.
 """
 
 import contextlib
@@ -12,9 +12,9 @@ from typing import Any
 
 
 class Meter:
-    """Counts steps, real tokens, and seconds spent waiting for data or standing still.
+    """Counts steps, real tokens, and seconds of waiting for data or for devices.
 
-    peak: the mesh's FLOP/s or None; memory: gives the most bytes in use so far.
+    peak: the mesh's peak FLOP/s, or None; memory: returns the peak bytes in use so far.
     """
 
     def __init__(self, peak: float | None, memory: Callable[[], int]) -> None:
@@ -22,14 +22,14 @@ class Meter:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a window anew."""
+        """Begin a new window."""
         self.begun, self.computed = time.monotonic(), time.process_time()
         self.steps = self.tokens = self.slots = 0
         self.flops = 0.0
         self.waited = self.blocked = self.paused = 0.0
 
     def timed(self, name: str, call: Callable[..., Any], *args: Any) -> Any:
-        """Return call(*args); its seconds count as `waited` (data) or `blocked`."""
+        """Return call(*args), and add its seconds to `waited` (data) or `blocked`."""
         begun = time.monotonic()
         result = call(*args)
         setattr(self, name, getattr(self, name) + time.monotonic() - begun)
@@ -37,7 +37,7 @@ class Meter:
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Leave the seconds of a block out of the window."""
+        """Exclude the seconds of a `with` block from the window."""
         begun, computed = time.monotonic(), time.process_time()
         yield
         self.paused += time.monotonic() - begun
@@ -51,12 +51,13 @@ class Meter:
         self.flops += flops
 
     def row(self, gather: Callable[[list[float]], Any]) -> dict[str, float]:
-        """Return the values of the window, if a step is in it, and begin the next.
+        """Return the values of the window and begin the next; {} without a step.
 
-        gather: gives every process's list, [processes, n]. All processes call this at
-        the same step. Of several, hosts/ values follow: of each host its wait for data
-        a step and its own work (all but waiting for data or devices), the longest of
-        both, and the index of the host that spent most on them: the others wait for it.
+        gather: returns every process's list, [processes, n]. All processes call this at
+        the same step. If there are several, hosts/ values are added: each host's
+        seconds per step of waiting for data and of its own work (all but waiting for
+        data or devices), the maximum of both over the hosts, and the index of the host
+        that spent most on them, for which the others wait.
         """
         if not self.steps:
             return {}
@@ -84,7 +85,8 @@ class Meter:
             spent = [sum(pair) for pair in each]
             row["hosts/slowest"] = spent.index(max(spent))
         self.begin()
-        # To gather takes until the step in flight is done, which is the next window's.
+        # `gather` waits for the step in flight, so its seconds belong to the next
+        # window.
         self.blocked = self.begun - ended
         self.begun, self.computed = ended, computed
         return row

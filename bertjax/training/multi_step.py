@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several updates in one call of the devices, where calls cost more than updates."""
+"""Several updates per call of the devices, for calls that cost more than updates."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,10 +21,10 @@ Update = Callable[[State, Mapping[str, jax.Array]], tuple[State, Metrics]]
 
 
 class Calls(NamedTuple):
-    """How many updates a call makes: at most `most`, and none past a step in between.
+    """The number of updates per call: at most `most`, and never past an ending step.
 
-    Calls end at multiples of `every`, where something is due, at `starts`, where shapes
-    of batches change, and at `total`: a resumed run makes the same calls.
+    Calls end at multiples of `every`, where something is due; at `starts`, where the
+    shapes of batches change; and at `total`. So a resumed run makes the same calls.
     """
 
     most: int
@@ -33,7 +33,7 @@ class Calls(NamedTuple):
     starts: tuple[int, ...]
 
     def size(self, step: int) -> int:
-        """Return the number of updates of the call after `step` of them."""
+        """Return the number of updates in the call that follows `step` updates."""
         ends = [n - step % n for n in self.every]
         ends += [s - step for s in (*self.starts, self.total) if s > step]
         return min(self.most, *ends)
@@ -45,7 +45,7 @@ class Calls(NamedTuple):
             step += self.size(step)
 
     def check(self) -> None:
-        """Refuse more updates a call than there are between what is due: UserError."""
+        """Raise UserError for more updates per call than log.every and others allow."""
         if self.most > min(self.every):
             raise UserError(
                 f"steps_per_call={self.most} is more than the "
@@ -55,17 +55,18 @@ class Calls(NamedTuple):
 
 
 def many_steps(update: Update) -> Update:
-    """Make many(state, batches) -> (state, metrics [most]), `count` updates in a loop.
+    """Return many(state, batches) -> (state, metrics [most]), which loops over updates.
 
-    batches: what `to_devices` makes. The number of rounds is data, so that one program
-    serves calls of all sizes and an update has the same bits in each of them; rows of
-    metrics from `count` on are 0. `stop` (feed.with_flag) is for the call as a whole.
+    batches: from `to_devices`. The number of updates, `count`, is data, so one program
+    serves calls of all sizes, and an update computes the same bits in each of them.
+    Rows of metrics from `count` on are 0. `stop` (feed.with_flag) is for the whole
+    call.
     """
 
     def many(state: State, batches: Mapping[str, jax.Array]) -> tuple[State, Metrics]:
         batches = dict(batches)
         count, stop = batches.pop("count"), batches.pop("stop", None)
-        # What no update changes is no part of what the loop carries.
+        # The loop does not carry `frozen`, because no update changes it.
         frozen, state = state.frozen, state._replace(frozen=None)
 
         def one(state: State, i: Any) -> tuple[State, Metrics]:
@@ -95,7 +96,7 @@ def many_steps(update: Update) -> Update:
 
 
 def call_sharding(mesh: Mesh) -> NamedSharding:
-    """Return where the arrays of a call lie, [most, batch_size, ...]."""
+    """Return the sharding of a call's arrays, [most, batch_size, ...]."""
     return NamedSharding(mesh, P(None, *batch_sharding(mesh).spec))
 
 
@@ -106,10 +107,11 @@ def to_devices(
     counts: Iterable[int],
     most: int,
 ) -> Iterator[dict[str, jax.Array]]:
-    """Make the host batches of each call global arrays [most, batch_size, ...].
+    """Convert the host batches of each call to global arrays [most, batch_size, ...].
 
-    As feed.to_devices otherwise. Calls of less than `most` updates repeat their last
-    batch, which nobody looks at; `count`, i32 [], says how many are real.
+    Otherwise it is like feed.to_devices. A call of fewer than `most` updates is padded
+    with copies of its last batch, which are not used; `count`, i32 [], is the number of
+    updates.
     """
     where, everywhere = call_sharding(mesh), NamedSharding(mesh, P())
     batches, batch_sizes = iter(batches), iter(batch_sizes)
@@ -125,6 +127,6 @@ def to_devices(
 
 
 def rows(metrics: Mapping[str, np.ndarray], count: int) -> Iterator[dict[str, Any]]:
-    """Yield the metrics of each of a call's updates as Python's numbers."""
+    """Yield the metrics of each of a call's updates as Python numbers."""
     for i in range(count):
         yield {k: (v[i] if v.ndim else v).item() for k, v in metrics.items()}

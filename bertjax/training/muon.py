@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Muon and what was built on it: orthogonal updates of the layers' kernels."""
+"""Muon and its variants: orthogonal updates of the layers' kernels."""
 
 from typing import Any, NamedTuple
 
@@ -13,10 +13,11 @@ from bertjax.training.layerwise import Path
 
 Parts = list[optax.GradientTransformation]
 
-MUON_RMS = 0.2  # of an update, as AdamW's are (Liu et al. 2025, arXiv 2502.16982, 2.2)
-MOMENTUM = 0.95  # of all three, with Nesterov's step ahead
+# The RMS of an update, like that of AdamW (Liu et al. 2025, arXiv 2502.16982, 2.2).
+MUON_RMS = 0.2
+MOMENTUM = 0.95  # Nesterov momentum, in all three optimizers
 SECOND = 0.95  # decay of the second moments of NorMuon and AdaMuon
-EPS = 1e-8  # beside their roots
+EPS = 1e-8  # added to norms and roots by which updates are divided
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # Jordan 2024; optax's
 
 
@@ -29,7 +30,7 @@ def on_kernels(
     b2: float,
     eps: float,
 ) -> Parts:
-    """Use a direction for the layers' kernels and Adam's elsewhere, with decay."""
+    """Use `direction` for the layers' kernels and Adam elsewhere, with weight decay."""
 
     def labels(params: Any) -> Any:
         def one(path: Path, leaf: Any) -> str:
@@ -44,12 +45,12 @@ def on_kernels(
 
 
 def muon(ns_dtype: str = "float32", **settings: Any) -> Parts:
-    """Muon (Jordan 2024) for the layers' kernels, each of each layer; AdamW elsewhere.
+    """Build Muon (Jordan 2024) for each layer's kernels, with AdamW elsewhere.
 
-    The momentum (0.95, Nesterov) is made orthogonal by 5 Newton-Schulz iterations and
-    scaled to AdamW's size, so that learning rate and decay are AdamW's. ns_dtype:
-    scale_by_muon's; settings: on_kernels', b1, b2 and eps being of the embeddings,
-    heads, biases and norms.
+    The momentum (0.95, Nesterov) is orthogonalized by 5 Newton-Schulz iterations and
+    scaled to the size of AdamW's updates, so that AdamW's learning rate and decay
+    apply. ns_dtype: see scale_by_muon. settings: see on_kernels; b1, b2 and eps are for
+    the embeddings, heads, biases and norms.
     """
 
     def resize(updates: Any, params: Any = None) -> Any:
@@ -64,22 +65,24 @@ def muon(ns_dtype: str = "float32", **settings: Any) -> Parts:
 
 
 def normuon(ns_dtype: str = "float32", **settings: Any) -> Parts:
-    """NorMuon (Li et al. 2025, arXiv 2510.05491, algorithm 1): `muon` whose orthogonal
-    matrix is divided, output by output, by the root of its running mean square.
+    """Build NorMuon (Li et al. 2025, arXiv 2510.05491, algorithm 1).
 
-    The momentum is our Muon's (Nesterov, as in the authors' normuon.py); each kernel's
-    update then has an RMS of MUON_RMS. ns_dtype, settings: as of `muon`.
+    It is `muon` with the orthogonal matrix divided, output by output, by the root of
+    its running mean square. The momentum is that of our Muon (Nesterov, as in the
+    authors' normuon.py). Each kernel's update is then scaled to an RMS of MUON_RMS.
+    ns_dtype, settings: as for `muon`.
     """
     second = scale_by_second_moment(by_output=True)
     return on_kernels(optax.chain(scale_by_muon(ns_dtype), second), **settings)
 
 
 def adamuon(ns_dtype: str = "float32", **settings: Any) -> Parts:
-    """AdaMuon (Si et al. 2025, arXiv 2507.11005, algorithm 1): `muon` of the signs of
-    the momentum, each element divided by the root of its running mean square.
+    """Build AdaMuon (Si et al. 2025, arXiv 2507.11005, algorithm 1).
 
-    The momentum is Nesterov's, as in the authors' adamuon.py; each kernel's update then
-    has an RMS of MUON_RMS. ns_dtype, settings: as of `muon`.
+    It is `muon` of the signs of the momentum, with each element divided by the root of
+    its running mean square. The momentum is Nesterov's, as in the authors' adamuon.py.
+    Each kernel's update is then scaled to an RMS of MUON_RMS. ns_dtype, settings: as
+    for `muon`.
     """
 
     def signs(updates: Any, params: Any = None) -> Any:
@@ -94,10 +97,11 @@ def adamuon(ns_dtype: str = "float32", **settings: Any) -> Parts:
 
 
 def scale_by_muon(ns_dtype: str = "float32") -> optax.GradientTransformation:
-    """Make optax's orthogonal momentum, of each kernel of each layer as a matrix.
+    """Build optax's scale_by_muon with our Newton-Schulz iterations, per layer.
 
-    ns_dtype: of the Newton-Schulz iterations. bfloat16 is what Jordan 2024 uses; TPUs
-    round the factors of f32 products to it as well. The state is optax's.
+    Each kernel of each layer is one matrix. ns_dtype: the dtype of the iterations.
+    Jordan 2024 uses bfloat16, and TPUs round the factors of f32 products to it as well.
+    The state is optax's.
     """
     numbers = optax.contrib.MuonDimensionNumbers
 
@@ -106,7 +110,7 @@ def scale_by_muon(ns_dtype: str = "float32") -> optax.GradientTransformation:
             lambda path, x: numbers(*layerwise.matrix_axes(path, x.ndim)), tree
         )
 
-    # Momentum alone: without an iteration "aol" leaves it as it is.
+    # This is only the momentum: without iterations "aol" does not change it.
     momentum = optax.contrib.scale_by_muon(
         beta=MOMENTUM,
         ns_steps=0,
@@ -122,10 +126,10 @@ def scale_by_muon(ns_dtype: str = "float32") -> optax.GradientTransformation:
 
 
 def orthogonalize(updates: Any, ns_dtype: str) -> Any:
-    """Make each kernel of each layer orthogonal, nearly; see `newton_schulz`.
+    """Make each kernel of each layer nearly orthogonal; see `newton_schulz`.
 
-    Each device has whole matrices of its own. Parted, as kernels are kept, each of the
-    five iterations would gather them anew.
+    Each device works on whole matrices of its own. If the matrices stayed sharded, as
+    kernels are stored, each of the five iterations would gather them again.
     """
 
     def one(path: Path, x: Any) -> Any:
@@ -137,7 +141,7 @@ def orthogonalize(updates: Any, ns_dtype: str) -> Any:
 
 
 def newton_schulz(x: jax.Array, dtype: str) -> jax.Array:
-    """Turn a matrix [in, out] into a nearly orthogonal one, f32.
+    """Return the nearly orthogonal matrix f32 for a matrix [in, out].
 
     Five iterations of X -> a X + (b A + c A A) X with A = X X^T (Jordan 2024), products
     in `dtype`, in optax's order. Singular values end near 1, as U S' V^T with S' in
@@ -155,18 +159,18 @@ def newton_schulz(x: jax.Array, dtype: str) -> jax.Array:
 
 
 class SecondMoment(NamedTuple):
-    """State of `scale_by_second_moment`: running means of squares, f32, by kernel."""
+    """State of `scale_by_second_moment`: f32 running means of squares, per kernel."""
 
     nu: Any
 
 
 def scale_by_second_moment(by_output: bool) -> optax.GradientTransformation:
-    """Divide kernels by the root of the running mean of their squares, and scale each
-    of each layer to an RMS of MUON_RMS.
+    """Divide kernels by the root of their running mean square, then scale them.
 
-    by_output: the squares are means over what goes into an output (NorMuon's neurons),
-    else element by element. The mean begins at 0 without a correction, which the
-    scaling would take out again.
+    Each kernel of each layer is scaled to an RMS of MUON_RMS. by_output: the squares
+    are averaged over the inputs of each output (NorMuon's neurons); otherwise they are
+    per element. The running mean begins at 0. It has no bias correction, because the
+    scaling would cancel it.
     """
 
     def squares(path: Path, x: Any) -> Any:
@@ -188,7 +192,8 @@ def scale_by_second_moment(by_output: bool) -> optax.GradientTransformation:
         def one(path: Path, x: Any, v: Any) -> Any:
             x = x / (jnp.sqrt(v) + EPS)
             size = layerwise.norm(path, x, mean=True)
-            return x * (MUON_RMS / jnp.maximum(size, EPS))  # 0 of a gradient of 0
+            # A gradient of 0 gives an update of 0.
+            return x * (MUON_RMS / jnp.maximum(size, EPS))
 
         scaled = jax.tree_util.tree_map_with_path(one, updates, nu)
         return scaled, SecondMoment(nu)

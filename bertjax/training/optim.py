@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers: directions by name, and what all of them share."""
+"""Optimizers by name, and the transforms that all of them share."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,9 @@ from bertjax.training.schedules import Schedule
 def scale_by_adam(
     b1: float, b2: float, eps: float, bias_correction: bool
 ) -> optax.GradientTransformation:
-    """Make Adam's direction, m / (sqrt(v) + eps), corrected for the bias or not.
+    """Build Adam's direction, m / (sqrt(v) + eps), with or without bias correction.
 
-    Without: google-research/bert, optimization.py (AdamWeightDecayOptimizer).
+    google-research/bert has none (optimization.py, AdamWeightDecayOptimizer).
     """
     adam = optax.scale_by_adam(b1=b1, b2=b2, eps=eps)
     if bias_correction:
@@ -44,16 +44,20 @@ def adamw(
     eps: float,
     bias_correction: bool,
 ) -> Parts:
-    """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101): decay x learning rate."""
+    """Build AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101).
+
+    The decay is multiplied by the learning rate.
+    """
     adam = scale_by_adam(b1, b2, eps, bias_correction)
     return [adam, layerwise.add_decay(wd, cautious_decay)]
 
 
 def lamb(**settings: Any) -> Parts:
-    """LAMB (You et al. 2020, arXiv 1904.00962, algorithm 2, bias corrected as there).
+    """Build LAMB (You et al. 2020, arXiv 1904.00962, algorithm 2).
 
-    settings: AdamW's. The decay is part of the update whose norm is taken.
-    google-research/albert does not correct the bias, which a warm-up hides.
+    settings: AdamW's. The bias is corrected as in the paper; google-research/albert
+    does not correct it, which a warm-up hides. The norm of the update includes the
+    decay.
     """
     return [*adamw(**settings), layerwise.scale_by_trust_ratio()]
 
@@ -61,17 +65,17 @@ def lamb(**settings: Any) -> Parts:
 def stableadamw(
     *, wd: float, cautious_decay: bool, b1: float, b2: float, eps: float
 ) -> Parts:
-    """StableAdamW: AdamW, its update clipped as Adafactor's; needs no optim.clip."""
+    """Build StableAdamW: AdamW with Adafactor's update clipping (no optim.clip)."""
     return [layerwise.scale_by_stable_adam(b1, b2, eps, wd, cautious_decay)]
 
 
 def adafactor(*, wd: float, cautious_decay: bool) -> Parts:
-    """Adafactor (Shazeer and Stern 2018, arXiv 1804.04235), without first moment.
+    """Build Adafactor (Shazeer and Stern 2018, arXiv 1804.04235), no first moment.
 
-    Squared gradients are kept as row and column means where both sides of a matrix are
-    at least 128; the update is clipped to RMS 1 and scaled by max(1e-3, RMS of the
-    parameter) (algorithm 4, the rate given instead of relative to the step), so
-    optim.lr is relative: 1e-2 rather than 1e-4.
+    Squared gradients are stored as row and column means if both sides of a matrix are
+    at least 128. The update is clipped to RMS 1 and scaled by max(1e-3, RMS of the
+    parameter), as in algorithm 4 but with the configured learning rate. So optim.lr is
+    relative to the parameters: 1e-2 rather than 1e-4.
     """
     parts = (optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0))
     scaled = (*parts, optax.scale_by_param_block_rms())
@@ -79,7 +83,8 @@ def adafactor(*, wd: float, cautious_decay: bool) -> Parts:
     return [layerwise.per_matrix(optax.chain(*scaled)), decay]
 
 
-# By OPTIMIZERS' names. Steps go against the sum of the parts' work.
+# The functions that build the optimizers of OPTIMIZERS, by name. A step subtracts what
+# the chain of their parts returns.
 MAKERS = {
     make.__name__: make
     for make in (adamw, lamb, stableadamw, adafactor, muon, normuon, adamuon)
@@ -87,9 +92,9 @@ MAKERS = {
 
 
 def clip_by_norm(limit: float) -> optax.GradientTransformationExtraArgs:
-    """Scale gradients whose global norm exceeds `limit` to it.
+    """Scale gradients to a global norm of at most `limit`.
 
-    As optax.clip_by_global_norm, but the norm may be given (`norm`, f32 []).
+    Like optax.clip_by_global_norm, but the caller may pass the norm (`norm`, f32 []).
     """
 
     def update(
@@ -109,7 +114,7 @@ def scale_by_rate(
     layer_decay: float = 1.0,
     rates: Mapping[str, float] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Scale by minus the learning rate at `at`, by default the updates made so far.
+    """Multiply by minus the learning rate at `at`, by default the number of updates.
 
     layer_decay, rates: see layerwise.rate_multipliers.
     """
@@ -138,11 +143,12 @@ def scale_by_rate(
 
 
 def keep_zeros(patterns: Sequence[str]) -> optax.GradientTransformation:
-    """Leave weights that are 0 as they are, so that what is pruned stays pruned.
+    """Do not update weights that are 0, so that pruned weights stay pruned.
 
-    patterns: regular expressions of whole paths of parameters. What precedes this
-    transform sees all weights; of optimizers that look at each weight by itself (AdamW)
-    the others move as if the zeros were not there, but for the clipped norm.
+    patterns: regular expressions of whole paths of parameters. The transforms before
+    this one include all weights. With an optimizer that treats each weight separately
+    (AdamW) the other weights move as if the zeros did not exist, except for the norm by
+    which gradients are clipped.
     """
 
     def one(path: Path, update: Any, param: Any) -> Any:
@@ -160,8 +166,10 @@ def keep_zeros(patterns: Sequence[str]) -> optax.GradientTransformation:
 def with_same_shapes(
     part: optax.GradientTransformation, name: str
 ) -> optax.GradientTransformationExtraArgs:
-    """Let a transform from outside refuse to make updates of other shapes than it got:
-    added to the parameters, each of them would be spread over all of its axes."""
+    """Make a transform from outside raise UserError for updates of the wrong shape.
+
+    Otherwise such an update would be broadcast when it is added to the parameters.
+    """
     part = optax.with_extra_args_support(part)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
@@ -196,13 +204,13 @@ def make_optimizer(
 ) -> optax.GradientTransformationExtraArgs:
     """Chain clipping by global norm (`clip` > 0), the optimizer `name`, and the rate.
 
-    name: one of MAKERS, or "my_lab.lion:b3=0.9", a module whose `make_optimizer` takes
-    those of the settings that it reads and options of its own, and returns an optax
-    transform (or a list of them). What that makes of gradients is subtracted, times
-    the learning rate. settings: wd, b1, b2, eps (cautious_decay: layerwise.with_decay;
-    ns_dtype: muon.scale_by_muon). zeros: patterns of `keep_zeros`. The update takes
-    `at`, the time of the schedule.
-    Raises UserError for a module or options that there are not.
+    name: one of MAKERS, or a module such as "my_lab.lion:b3=0.9". The module's
+    `make_optimizer` accepts the settings that it needs, and its own options. It returns
+    an optax transform (or a list of them), whose result is multiplied by the learning
+    rate and subtracted. settings: wd, b1, b2, eps (cautious_decay:
+    layerwise.with_decay; ns_dtype: muon.scale_by_muon). zeros: patterns of
+    `keep_zeros`. The update accepts `at`, the time of the schedule.
+    Raises UserError for an unknown module or option.
     """
     switches = {"bias_correction": bias_correction, "cautious_decay": cautious_decay}
     settings |= switches | {"ns_dtype": ns_dtype}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learning-rate schedules: maps from an update's time to its rate."""
+"""Learning-rate schedules: functions from an update's time to its learning rate."""
 
 from collections.abc import Callable
 
@@ -11,34 +11,35 @@ from bertjax import UserError, registry
 Schedule = Callable[[jax.Array | int], jax.Array]
 Shape = Callable[[jax.Array], jax.Array]
 
-# Where the clock drives a run, the whole of it is so many "updates".
+# If the clock drives a run, its whole budget counts as this many "updates".
 CLOCK_UPDATES = 1_000_000
 
 
 def make_schedule(
     name: str, lr: float, warmup: int, total: int, decay: int = 0, power: float = 1.0
 ) -> Schedule:
-    """Make a map from update (0-based) to learning rate.
+    """Return a function from update (0-based) to learning rate.
 
-    All rise linearly over `warmup` updates, the first of them above 0. With f the share
-    of the updates after the warm-up that is left, 1 at its end and 0 after update
-    `total` - 1, they then follow
+    All schedules rise linearly over `warmup` updates, the first of which is above 0.
+    Let f be the share of the updates after the warm-up that is left: 1 at its end and 0
+    after update `total` - 1. The rate is then
 
       linear      lr x f, as in transformers (google-research/bert counts f from update
                   0, so that its rate drops at the end of the warm-up)
       polynomial  lr x f^power
       cosine      lr x (1 - cos(pi f)) / 2
-      wsd         lr until the last `decay` updates, then lr x (1 - g^power), g the
-                  share of them that is over; a power of 0.5 is the 1 - sqrt(g) of
+      wsd         lr until the last `decay` updates, then lr x (1 - g^power), where g is
+                  the share of them that is over; a power of 0.5 is the 1 - sqrt(g) of
                   Haegele et al. 2024, arXiv 2405.18392
       constant    lr
 
-    "my_lab.triangle:cycles=3" is a module whose `make_schedule` takes those of warmup,
-    total, decay and power that it reads and options of its own, and returns a function
-    of the update, f32: the share of lr, within [0, 1], and below the rise.
+    "my_lab.triangle:cycles=3" is a module from outside the package. Its `make_schedule`
+    accepts those of warmup, total, decay and power that it needs, and its own options.
+    It returns a function from the update, f32, to the fraction of lr, which is clipped
+    to [0, 1] and to the linear rise.
 
-    Raises UserError when warm-up and decay are longer than the run, for a power of 0
-    with wsd, and for a module or options that there are not.
+    Raises UserError if warm-up and decay are longer than the run, for a power of 0 with
+    wsd, and for an unknown module or option.
     """
     if warmup > total:
         raise UserError(

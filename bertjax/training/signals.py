@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGTERM and SIGINT: finish the step, save it, leave with 143 or 130."""
+"""SIGTERM and SIGINT: finish the step, save it, exit with 143 or 130."""
 
 import contextlib
 import os
@@ -14,9 +14,10 @@ STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
 class _Listener:
-    """Takes signals in a thread: the main one may be in a library's call for minutes.
+    """Handles signals in a thread: the main one may be in a library call for minutes.
 
-    SIGINT too, which a process started in the background inherits ignored.
+    It handles SIGINT too, although a process started in the background ignores that by
+    inheritance.
     """
 
     listening = False
@@ -33,18 +34,18 @@ class _Listener:
 
     def _listen(self, reader: int) -> None:
         while number := os.read(reader, 1):
-            if number[0] in STOPS:  # others' handlers are of others' signals
+            if number[0] in STOPS:  # other signals have handlers of their own
                 self._note(number[0])
 
     def _note(self, number: int) -> None:
         """Called in the thread."""
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Called in the main thread, once it comes back to Python."""
+        """Called in the main thread, once it returns to Python code."""
 
 
 class StopSignal(_Listener):
-    """Remembers a signal; before training has begun it calls `leave` and leaves."""
+    """Records a signal; before training has begun it calls `leave` and exits."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -53,7 +54,7 @@ class StopSignal(_Listener):
         self.leave: Callable[[], None] = lambda: None
 
     def _note(self, number: int) -> None:
-        if not self.number:  # a supervisor may repeat it
+        if not self.number:  # a supervisor may repeat it: the first one counts
             self.at = time.monotonic()
         self.number = number
         if not self.training:
@@ -62,17 +63,17 @@ class StopSignal(_Listener):
 
     @property
     def overdue(self) -> bool:
-        """True when so much time has passed that an evaluation has to be broken off."""
+        """Whether so much time has passed that an evaluation must be interrupted."""
         return bool(self.number) and time.monotonic() - self.at > GRACE
 
     @property
     def status(self) -> int:
-        """The exit status: 143 for SIGTERM (another host's signal too), 130 SIGINT."""
+        """The exit status: 143 for SIGTERM or another host's signal, 130 for SIGINT."""
         return 128 + (self.number or signal.SIGTERM)
 
 
 class Stopped(BaseException):
-    """A signal came, and what the main thread holds has to be cleared up."""
+    """A signal came, and the main thread has to clean up."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -80,10 +81,10 @@ class Stopped(BaseException):
 
 
 class StopCommand(_Listener):
-    """Raises Stopped in the main thread, and says so in one line.
+    """Raises Stopped in the main thread, and prints one line.
 
-    Where that thread does not come back to Python the process ends after `grace`
-    seconds all the same.
+    If that thread does not return to Python code, the process still exits after `grace`
+    seconds.
     """
 
     def __init__(self, grace: float = 3.0) -> None:
@@ -92,7 +93,7 @@ class StopCommand(_Listener):
         self._printing = threading.Lock()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        for other in STOPS:  # what clears up is not interrupted
+        for other in STOPS:  # do not interrupt the cleanup
             signal.signal(other, signal.SIG_IGN)
         self._print_once(number)
         raise Stopped(number)
@@ -103,10 +104,10 @@ class StopCommand(_Listener):
         os._exit(128 + number)
 
     def _print_once(self, number: int) -> None:
-        """Past sys.stderr, which the main thread may be writing to at this moment."""
+        """Write to file descriptor 2, since the main thread may be using sys.stderr."""
         line = f"stopped by {signal.Signals(number).name}\n"
         if self._printing.acquire(timeout=self.grace):
-            with contextlib.suppress(OSError):  # nobody may read it any more
+            with contextlib.suppress(OSError):  # the reader may be gone
                 if not self._printed:
                     self._printed = True
                     os.write(2, line.encode())

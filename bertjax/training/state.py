@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training state, and how it is made in its shards."""
+"""The training state, and its sharded initialization."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -23,18 +23,20 @@ from bertjax.parallel.sharding import (
 from bertjax.training.frozen import Sizes, split
 from bertjax.training.guard import make_guard
 
-GIVEN = TEACHER, TABLES  # what is frozen and comes from elsewhere in every start
+# Frozen parts that checkpoints do not hold: every start loads them from elsewhere.
+GIVEN = TEACHER, TABLES
 
 
 class State(NamedTuple):
-    """Everything an update changes or reads: updates done i32 [], parameters, moments.
+    """Everything that an update changes or reads.
 
-    guard: what the guard remembers (guard.py); ema: the parameters' average, a moving
-    one or that of a run's tail; averaged: i32 [], how many updates' parameters a tail's
-    is the mean of. frozen: what a step reads and does not train, parts of the model by
-    their paths (frozen.py), and what checkpoints do not hold (GIVEN): another model,
-    "teacher", and "tables", such as those of passages and their vectors.
-    Each is None where a run has none.
+    step: updates done, i32 []. opt_state: the optimizer's state. guard: the guard's
+    state (guard.py). ema: the average of the parameters, a moving one or that of the
+    run's tail. averaged: i32 [], the number of updates in the tail's average. frozen:
+    what a step reads and does not train: parts of the model by their paths (frozen.py),
+    and what checkpoints do not hold (GIVEN), namely another model, "teacher", and
+    "tables", such as passages and their vectors.
+    Each optional field is None in a run that does not have it.
     """
 
     step: jax.Array
@@ -46,23 +48,23 @@ class State(NamedTuple):
     frozen: Any = None
 
     def parts(self) -> dict[str, Any]:
-        """Return what there is by name: a checkpoint's tree, without what is given."""
+        """Return a checkpoint's tree: the fields that are set, without GIVEN parts."""
         own = self._replace(frozen=without_given(self.frozen))
         return {k: v for k, v in own._asdict().items() if v is not None}
 
 
 def without_given(frozen: Any) -> Any:
-    """Return what is frozen of the model itself, None where that is nothing."""
+    """Return the frozen parts of the model itself, without GIVEN; None if empty."""
     return {k: v for k, v in (frozen or {}).items() if k not in GIVEN} or None
 
 
 def with_given(current: State, **given: Any) -> State:
-    """Return a state whose steps read these too: teacher=, tables=, by GIVEN."""
+    """Return a state with these frozen parts added: teacher=, tables= (GIVEN)."""
     return current._replace(frozen={**(current.frozen or {}), **given} or None)
 
 
 def keep_given(current: State, before: State) -> State:
-    """Return a state that reads the teacher and tables that another one has."""
+    """Return `current` with the teacher and tables of the state `before`."""
     given = {k: v for k, v in (before.frozen or {}).items() if k in GIVEN}
     return with_given(current, **given)
 
@@ -75,10 +77,10 @@ def make_state(
     tail: bool = False,
     freeze: Sizes = MappingProxyType({}),
 ) -> State:
-    """Begin at step 0 with these parameters.
+    """Return the state at step 0 with these parameters.
 
-    averaged: with a moving average; tail: with that of the run's tail instead; freeze:
-    what of them is not trained.
+    averaged: with a moving average; tail: with the average of the run's tail instead;
+    freeze: the parts of the parameters that are not trained.
     """
     params, frozen = split(params, freeze)
     return State(
@@ -104,7 +106,7 @@ def plan_state(
     init_teacher: Callable[[], Any] | None = None,
     init_tables: Callable[[], Any] | None = None,
 ) -> tuple[State, State]:
-    """Return the state's shapes and shardings before a byte is allocated."""
+    """Return the state's shapes and shardings, without allocating memory."""
     how = guarded, averaged, tail, freeze
     shapes = jax.eval_shape(lambda: make_state(init(), tx, *how))
     shardings = param_shardings(shapes.params, mesh, extra)
@@ -113,13 +115,13 @@ def plan_state(
         if make is not None:
             shapes = with_given(shapes, **{name: jax.eval_shape(make)})
     if shapes.frozen is not None:
-        # Its paths are the model's too, with other shapes.
+        # state_shardings cannot match these: paths are the model's, shapes differ.
         where = where._replace(frozen=param_shardings(shapes.frozen, mesh, extra))
     return shapes, where
 
 
 def with_shardings(shapes: Any, shardings: Any) -> Any:
-    """Attach shardings to shapes: what restoring a checkpoint asks for."""
+    """Attach shardings to shapes, as restoring a checkpoint requires."""
     return jax.tree.map(
         lambda s, where: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where),
         shapes,
@@ -135,9 +137,10 @@ def init_sharded(
     freeze: Sizes = MappingProxyType({}),
     init_teacher: Callable[[], Any] | None = None,
 ) -> State:
-    """Make the first state where its shardings say, in one compiled program.
+    """Create the first state with its shardings, in one compiled program.
 
-    Tables are left out, and without init_teacher a teacher (`with_given`).
+    Tables are left out, and so is a teacher without init_teacher; `with_given` adds
+    them.
     """
     kinds = shardings.guard, shardings.ema, shardings.averaged
     has = [kind is not None for kind in kinds]
@@ -156,9 +159,10 @@ def init_sharded(
 
 
 def complete(parts: dict[str, Any], wanted: State) -> State:
-    """Make a state of saved parts; wanted: shapes and shardings.
+    """Build a state from saved parts; wanted: shapes and shardings.
 
-    A guard that they lack begins anew, an average with the parameters.
+    If the parts lack a guard, a new one is created; if they lack an average, it begins
+    with the parameters.
     """
     if wanted.averaged is not None and "averaged" not in parts:
         zero = functools.partial(jnp.zeros, (), jnp.int32)
@@ -173,8 +177,10 @@ def complete(parts: dict[str, Any], wanted: State) -> State:
 
 
 def in_pairs(state: Any) -> Any:
-    """Return an optimizer's state in the form that Muon's first had with bfloat16: its
-    momentum in a pair, of whose other half nothing is saved."""
+    """Convert an optimizer's state to the form that Muon with bfloat16 had at first.
+
+    There the momentum is in a pair, whose other half is an empty state.
+    """
     return jax.tree.map(
         lambda x: (x, optax.EmptyState()) if _is_momentum(x) else x,
         state,
@@ -183,7 +189,7 @@ def in_pairs(state: Any) -> Any:
 
 
 def out_of_pairs(state: Any) -> Any:
-    """Take back what `in_pairs` did."""
+    """Undo `in_pairs`."""
 
     def is_pair(x: Any) -> bool:
         return type(x) is tuple and len(x) == 2 and _is_momentum(x[0])
@@ -206,9 +212,10 @@ def merge(params: Mapping[str, Any], taken: Mapping[str, Any]) -> dict[str, Any]
 def take_params(
     current: State, taken: Mapping[str, Any], wanted: State, freeze: Sizes
 ) -> State:
-    """Return a state that begins with other parameters, where there are any.
+    """Return a state with the parameters in `taken` instead of its own.
 
-    taken: whole leaves, some of the model's. wanted: shapes and shardings of a state.
+    taken: whole leaves of some of the model's parameters. wanted: shapes and shardings
+    of a state.
     """
     if any(size is not None for size in freeze.values()):
         places = jax.tree.map(lambda s: s.sharding, (wanted.params, wanted.frozen))
@@ -225,15 +232,17 @@ def take_params(
 
 
 def _restrict(tree: Any, like: Mapping[str, Any]) -> Any:
-    """Return the part of a tree that another one has too."""
+    """Return the part of a tree whose keys are also in `like`."""
     if not isinstance(like, Mapping):
         return tree
     return {key: _restrict(tree[key], value) for key, value in like.items()}
 
 
 def with_params(current: State, params: Any, wanted: Any) -> State:
-    """Return a state with other parameters, copied into its average where one is
-    wanted (shapes and shardings)."""
+    """Return a state with other parameters, and an average that is a copy of them.
+
+    wanted: shapes and shardings of the average; None: without one.
+    """
     if wanted is None:
         return current._replace(params=params)
     places = jax.tree.map(lambda s: s.sharding, wanted)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One update, one evaluation: sums are divided once, by the global weight."""
+"""The train step and the eval step: sums are divided once, by the global weight."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -16,35 +16,36 @@ from bertjax.training.schedules import Schedule
 from bertjax.training.state import State
 
 Batch = Mapping[str, jax.Array]
-# {term: (sum, weight)}, f32 []; or, of a metric that is no quotient of two sums, a
-# NamedTuple of sums whose mean() is the metric.
+# {term: (sum, weight)}, f32 []. For a metric that is no quotient of two sums the value
+# is a NamedTuple of sums whose mean() is the metric.
 Sums = dict[str, Any]
 SumsFn = Callable[[Any, Batch, jax.Array | None], Sums]
 WeightsFn = Callable[[Batch], dict[str, jax.Array]]
 
 
 def divide(value: jax.Array, weight: jax.Array) -> jax.Array:
-    """Return value / weight, and 0 where there is nothing to weigh."""
+    """Return value / weight, and 0 where the weight is 0."""
     return jnp.where(weight > 0, value / jnp.where(weight > 0, weight, 1.0), 0.0)
 
 
 def with_weights(sums: Sums, weights: Mapping[str, jax.Array]) -> Sums:
-    """Give the losses their optimised weights: what is logged is what is optimised."""
+    """Replace the losses' weights by those of the optimized loss, so logs match it."""
     return {**sums, **{term: (sums[term][0], w) for term, w in weights.items()}}
 
 
 def mean(total: Any) -> Any:
-    """Return what a term's sums over the global batch say; 0 where nothing weighs."""
+    """Return a term's mean from its sums over the global batch; 0 without weight."""
     return total.mean() if hasattr(total, "mean") else divide(*total)
 
 
 def make_gradients(
     sums_fn: SumsFn, coefficients: Mapping[str, float], accumulate: int = 1
 ) -> Callable[..., tuple[Any, Sums]]:
-    """Make gradients(params, batch, weights, rng, frozen) -> (gradient, sums).
+    """Return gradients(params, batch, weights, rng, frozen) -> (gradient, sums).
 
-    The gradient is of the loss by params alone. weights: those of the whole batch,
-    which `accumulate` micro-batches share. frozen: what is read and not trained.
+    The gradient is that of the loss with respect to params only. weights: those of the
+    whole batch, shared by its `accumulate` micro-batches. frozen: parameters that are
+    not trained.
     """
 
     def loss_fn(
@@ -72,7 +73,7 @@ def make_gradients(
         rng: jax.Array,
         frozen: Any = None,
     ) -> tuple[Any, Sums]:
-        # Micro-batch i takes every accumulate-th row: rows stay on their device.
+        # A micro-batch has every accumulate-th row, so that rows stay on their device.
         micro = jax.tree.map(
             lambda x: x.reshape(-1, accumulate, *x.shape[1:]).swapaxes(0, 1), batch
         )
@@ -106,20 +107,21 @@ def make_train_step(
     ema: float = 0.0,
     average_from: int = 0,
 ) -> Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]:
-    """Make update(state, batch) -> (state, metrics).
+    """Return update(state, batch) -> (state, metrics).
 
-    loss = sum over terms of coefficient x global sum / global weight. The weights are
-    weights_fn's alone, in the gradient and in the metrics; they come from the whole
-    batch before the first micro-batch, so accumulation changes nothing. Dropout keys
-    derive from (seed, step, micro-batch, layer). metrics: f32 scalars by the names of
-    metrics.jsonl, and `tokens` i32, the real tokens: `text_tokens` i32 [B] of a batch
-    that has them, else those of its attention_mask.
+    loss = sum over terms of coefficient x global sum / global weight. The weights come
+    only from weights_fn, in the gradient and in the metrics. They are computed from the
+    whole batch before the first micro-batch, so accumulation changes nothing. Dropout
+    keys derive from (seed, step, micro-batch, layer). metrics: f32 scalars by the names
+    of metrics.jsonl, and `tokens` i32, the real tokens: the sum of the batch's
+    `text_tokens` i32 [B] if it has them, otherwise of its attention_mask.
 
-    A state with a guard (guard.py) skips bad updates; of one with an average, ema is
-    the decay d: average = d x average + (1 - d) x parameters, d at most
-    (1 + step) / (10 + step), so that the beginning is soon forgotten. That of a tail
-    (state.averaged) begins with the update at the schedule's time average_from. A batch
-    with `at` f32 [devices] says that time itself (budget.py), else it is the step.
+    A state with a guard (guard.py) skips bad updates. For a state with a moving
+    average, ema is the decay d: average = d x average + (1 - d) x parameters, where d
+    is at most (1 + step) / (10 + step), so that the initial parameters are soon
+    forgotten. The average of a tail (state.averaged) begins with the update at the
+    schedule's time average_from. If a batch has `at`, f32 [devices], that is the
+    schedule's time (budget.py); otherwise it is the step.
     """
 
     tx = optax.with_extra_args_support(tx)
@@ -132,7 +134,8 @@ def make_train_step(
         time = state.step if at is None else jnp.max(at)
         rng = jax.random.fold_in(jax.random.key(seed), state.step)
         weights = weights_fn(batch)
-        # Apart from what an update changes, which a branch or a loop may copy.
+        # Separate `frozen` from the parts that an update changes, because a branch or a
+        # loop may copy those.
         frozen, state = state.frozen, state._replace(frozen=None)
         grads, sums = gradients(state.params, batch, weights, rng, frozen)
         sums = with_weights(sums, weights)
@@ -159,7 +162,7 @@ def make_train_step(
             "train/loss": loss,
             "optim/grad_norm": norm,
             "optim/lr": schedule(time),
-            # Rows that hold copies say themselves how much text is in them.
+            # Rows with copies of their text have text_tokens, which counts it once.
             "tokens": jnp.sum(batch.get("text_tokens", batch["attention_mask"])),
         }
         if stop is not None:
@@ -174,7 +177,7 @@ def make_train_step(
 
 
 def with_average(state: State, decay: float, time: Any, average_from: int) -> State:
-    """Return a state whose average has its new parameters, if it keeps one."""
+    """Return a state with its average, if it has one, updated by its parameters."""
     if state.averaged is not None:
         count = jnp.where(time >= average_from, state.averaged + 1, 0)
         tail = average_tail(state.ema, state.params, count)
@@ -194,7 +197,7 @@ def average(ema: Any, params: Any, decay: float, step: jax.Array) -> Any:
 def average_tail(mean: Any, params: Any, count: jax.Array) -> Any:
     """Return the mean of `count` updates' parameters; mean: of all but the newest.
 
-    A copy of the parameters where count is at most 1. Of 2, 4 and 9:
+    If count is at most 1, it is a copy of the parameters. For 2, 4 and 9 it becomes
     2; 2 + (4 - 2) / 2 = 3; 3 + (9 - 3) / 3 = 5.
     """
     share = 1.0 / jnp.maximum(count, 1)
@@ -208,11 +211,11 @@ def make_eval_step(
     weights_fn: WeightsFn,
     evaluate_fn: Callable[[Any, Batch], tuple[Sums, Any]] | None = None,
 ) -> Callable[..., Sums]:
-    """Make evaluate(params, batch, frozen) -> {term: (sum, weight)}, dropout off.
+    """Return evaluate(params, batch, frozen) -> {term: (sum, weight)}, without dropout.
 
     Losses have the weights of weights_fn(batch), as in training. evaluate_fn(params,
-    batch) -> (sums, `outputs` of every row), instead of sums_fn. The `stop` of a batch
-    (feed.with_flag) comes back as a sum of that name. frozen: see State.
+    batch) -> (sums, `outputs` of every row) replaces sums_fn if given. A batch's `stop`
+    (feed.with_flag) is returned as a sum of that name. frozen: see State.
     """
 
     def evaluate(params: Any, batch: Batch, frozen: Any = None) -> Sums:
@@ -241,8 +244,8 @@ def run_eval(
 ) -> dict[str, float] | None:
     """Evaluate all batches: {term: mean over all of them}, summed in float64.
 
-    The mean of nothing is nan. What the model has as outputs of a batch is appended to
-    `outputs`. Returns None when `asked` or a batch's `stop` broke it off.
+    A mean with weight 0 is nan. The outputs of each batch, if the model has any, are
+    appended to `outputs`. Returns None if `asked` or a batch's `stop` interrupted it.
     """
     total: Sums = {}
     pending: list[Sums] = []
@@ -266,7 +269,7 @@ def run_eval(
 
 
 def add_sums(total: dict[str, Any], found: Mapping[str, Any]) -> None:
-    """Add a batch's sums of each term, on the host, to those in `total`, in float64."""
+    """Add a batch's sums of each term to those in `total`, on the host in float64."""
     for term, part in found.items():
         part = jax.tree.map(np.float64, part)
         known = total.get(term)
@@ -274,7 +277,7 @@ def add_sums(total: dict[str, Any], found: Mapping[str, Any]) -> None:
 
 
 def mean_on_host(sums: Any) -> float:
-    """Return what a term's sums on the host say; nan where nothing weighs."""
+    """Return a term's mean from its sums on the host; nan if its weight is 0."""
     if hasattr(sums, "mean"):
         return float(sums.mean())
     return float(sums[0] / sums[1]) if sums[1] else math.nan

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trace of chosen updates, for XProf or Perfetto: config.profile."""
+"""A profiler trace of some updates, for XProf or Perfetto (config.profile)."""
 
 import contextlib
 import tempfile
@@ -13,11 +13,12 @@ from bertjax.storage.atomic import copy_files, is_remote
 
 
 class Trace(contextlib.AbstractContextManager):
-    """Traces `steps` updates into the directory `path`, after `start` from `done` on.
+    """Traces `steps` updates into the directory `path`, from update `done + start` on.
 
-    A context manager around the loop: leaving it ends a trace that is under way. What
-    is in flight is waited for at both ends, so that the trace holds its updates whole,
-    without Python's own calls. Nothing is traced where `path` is None or `steps` 0.
+    It is a context manager around the loop; leaving it ends a trace in progress. At
+    both ends it waits for the updates in flight, so that the trace contains its updates
+    completely. Python calls are not traced. Nothing is traced if `path` is None or
+    `steps` is 0.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class Trace(contextlib.AbstractContextManager):
         self.path, self.say = path, say
         self.start = done + start
         self.end = self.start + steps if path is not None else self.start
-        self.first: int | None = None  # the first update of a trace under way
+        self.first: int | None = None  # the first update of a trace in progress
         self.last = 0
 
     def __exit__(self, *error: object) -> None:
@@ -41,7 +42,10 @@ class Trace(contextlib.AbstractContextManager):
     def update(
         self, step: int, count: int, state: Any
     ) -> contextlib.AbstractContextManager:
-        """Return the context of a call from `state` on: `count` updates from `step`."""
+        """Return the context for a call of `count` updates from `step` on.
+
+        state: the state before the call.
+        """
         if self.first is not None and step >= self.end:
             self._stop(lambda: state)
         if self.first is None and self.start - count < step < self.end:
@@ -73,7 +77,7 @@ class Trace(contextlib.AbstractContextManager):
             if self.copied:
                 copy_files(self.local, self.path)
                 self.own.cleanup()
-        except (OSError, RuntimeError) as e:  # a full disk is no reason to end the run
+        except (OSError, RuntimeError) as e:  # a full disk must not end the run
             self.say(f"profile: the trace cannot be written: {e}")
             return
         self.say(f"updates {first} to {self.last} are traced in {self.path}")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the rows of a run go: metrics.jsonl always, others by name (log.writers).
+"""Writers of a run's metrics: always metrics.jsonl, others by name (log.writers).
 
-A writer is a class with write(row), flush() and close(); a dotted name such as
-`my_package.my_module.MyWriter` in log.writers brings one from outside.
+A writer is a class with write(row), flush() and close(). A dotted name such as
+`my_package.my_module.MyWriter` in log.writers selects one from outside the package.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ Row = dict[str, Any]
 
 
 class Writer(Protocol):
-    """What a writer does; one that inherits from it may leave flush and close out."""
+    """The interface of a writer; a subclass may leave out flush and close."""
 
     def write(self, row: Row) -> None: ...
     def flush(self) -> None: ...
@@ -35,7 +35,7 @@ class Writer(Protocol):
 
 
 def write(writers: Sequence[Writer], row: Row, workdir: Any) -> None:
-    """Write a row everywhere. Raises RunError where the disk is full."""
+    """Write a row with all writers. Raises RunError if the workdir is not writable."""
     try:
         for writer in writers:
             writer.write(row)
@@ -44,10 +44,10 @@ def write(writers: Sequence[Writer], row: Row, workdir: Any) -> None:
 
 
 class JsonlWriter(Writer):
-    """metrics.jsonl: one object a line, each on disk before the next step's.
+    """Writes metrics.jsonl: one object per line, on disk before the next step's.
 
-    Rows of later steps than the one restored, and an unfinished last line, are
-    dropped at the start. Object stores cannot append: there each flush writes all.
+    At the start it drops rows of steps after the restored one, and an unfinished last
+    line. Object stores cannot append, so there each flush writes the whole file.
     """
 
     def __init__(self, workdir: Any, step: int) -> None:
@@ -67,7 +67,8 @@ class JsonlWriter(Writer):
             try:
                 self.file.write(line)
                 self.file.flush()
-            except OSError:  # what is left would be tried again at exit, and traced
+            except OSError:
+                # Otherwise Python would try again at exit, and print a traceback.
                 with contextlib.suppress(OSError):
                     self.file.close()
                 raise
@@ -83,14 +84,14 @@ class JsonlWriter(Writer):
 
 
 class TensorBoardWriter(Writer):
-    """TensorBoard event files in WORKDIR/tb; later rows than `step` are hidden."""
+    """Writes TensorBoard event files to WORKDIR/tb, and hides rows after `step`."""
 
     def __init__(self, workdir: Any, step: int) -> None:
         from tensorboardX import SummaryWriter
 
         self.target = workdir / "tb"
         self.local = self.target
-        if is_remote(workdir):  # each flush copies them
+        if is_remote(workdir):  # write locally; each flush copies the files
             self.own = tempfile.TemporaryDirectory(prefix="bertjax-tb-")
             self.local = Path(self.own.name)
         self.tb = SummaryWriter(str(self.local), purge_step=step + 1)
@@ -116,9 +117,10 @@ class TensorBoardWriter(Writer):
 
 
 class WandbWriter(Writer):
-    """Weights & Biases (pip install wandb); its own environment variables configure it.
+    """Writes to Weights & Biases, which its own environment variables configure.
 
-    The run's id is made of the workdir's path: a resumed run goes on in place.
+    It needs `pip install wandb`. The run's id is a hash of the workdir's path, so a
+    resumed run continues the same record.
     """
 
     def __init__(self, workdir: Any, step: int) -> None:
@@ -126,7 +128,7 @@ class WandbWriter(Writer):
 
         own = hashlib.sha256(str(workdir).encode()).hexdigest()[:8]
         name = f"{workdir.name}-{own}"
-        # Its own files are on a disk: in a bucket's workdir they would go to gs:/ here.
+        # wandb writes local files: for a workdir in a bucket they would be in "./gs:/".
         place = None if is_remote(workdir) else str(workdir)
         self.run = wandb.init(dir=place, id=name, name=workdir.name, resume="allow")
 
@@ -140,17 +142,20 @@ class WandbWriter(Writer):
 WRITERS = {"jsonl": JsonlWriter, "tensorboard": TensorBoardWriter, "wandb": WandbWriter}
 
 
-FILES = "jsonl", "tensorboard"  # writers into the workdir
+FILES = "jsonl", "tensorboard"  # writers that write into the workdir
 
 
 def find_writer(name: str) -> type:
-    """Return the class of a writer by its name, or by a dotted one."""
+    """Return the class of a writer by its name or dotted name.
+
+    Raises UserError if there is none.
+    """
     if "." in name:
         module, _, attribute = name.rpartition(".")
         registry.OUTSIDE[module] = f"log.writers={name!r}"
         try:
             found = getattr(importlib.import_module(module), attribute)
-        except Exception as e:  # whatever a module from outside may do
+        except Exception as e:  # a module from outside may raise anything
             reason = f"{type(e).__name__}: " + " ".join(str(e).split())
             raise UserError(
                 f"log.writers: {name!r} cannot be imported: {reason}"
@@ -169,9 +174,11 @@ def find_writer(name: str) -> type:
 
 
 class ServiceWriter(Writer):
-    """A writer whose faults do not end a run: a service may be out of reach, and
-    metrics.jsonl has every row. say: is told of the first fault, and at the end how
-    many rows are lost."""
+    """Wraps a writer so that its errors do not end the run.
+
+    A service may be unreachable, and metrics.jsonl has every row. say: is called with
+    the first error, and at the end with the number of rows that were lost.
+    """
 
     def __init__(self, writer: Writer, say: Callable[[str], None]) -> None:
         self.writer, self.say, self.lost = writer, say, 0
@@ -194,7 +201,7 @@ class ServiceWriter(Writer):
             function(*args)
         except (UserError, RunError):
             raise
-        except Exception as e:  # whatever a service or a class from outside may do
+        except Exception as e:  # a service or a class from outside may raise anything
             if not self.faulty:
                 reason = f"{type(e).__name__}: " + " ".join(str(e).split())
                 name = type(self.writer).__name__
@@ -210,12 +217,12 @@ def make_writers(
     step: int,
     say: Callable[[str], None] | None = None,
 ) -> list[Writer]:
-    """Open the writers of "jsonl,tensorboard"; metrics.jsonl, the first, is written in
-    any case.
+    """Open the writers in a list such as "jsonl,tensorboard".
 
-    say: is told of one that cannot be opened again in the middle of a run, which goes
-    on without it. Raises UserError, where there is none, for one that cannot be opened,
-    such as wandb where nobody logged in.
+    The first writer is always that of metrics.jsonl. say: for a resumed run; it is
+    called with a message for each writer that cannot be opened, and the run continues
+    without that writer. With say=None such a writer (wandb without a login) raises
+    UserError. So does a file of the workdir that cannot be written, in any case.
     """
     writers: list[Writer] = []
     for name in dict.fromkeys(["jsonl", *registry.split_list(names)]):
@@ -224,7 +231,7 @@ def make_writers(
             writers.append(kind(workdir, step))
         except (UserError, RunError):
             raise
-        except Exception as e:  # whatever a service or a class from outside may do
+        except Exception as e:  # a service or a class from outside may raise anything
             if isinstance(e, OSError) and name in FILES:
                 raise UserError(f"--workdir={workdir} cannot be written: {e}") from e
             reason = f"{type(e).__name__}: " + " ".join(str(e).split())
@@ -236,9 +243,9 @@ def make_writers(
 
 
 class ProgressWriter(Writer):
-    """A bar with loss, tokens/s and time left on a terminal; else plain lines.
+    """Shows loss, tokens/s and time left: a bar on a terminal, otherwise plain lines.
 
-    budget: seconds after which a run ends, of which rows' budget/share is spent.
+    budget: seconds after which a run ends; budget/share in a row is the share spent.
     """
 
     def __init__(
@@ -252,8 +259,9 @@ class ProgressWriter(Writer):
         self.total, self.first, self.seconds = total, step, seconds
         self.budget, self.now = budget, now
         self.begun = self.printed_at = now()
-        self.paced: tuple[int, float] | None = None  # the first row's step, and when
-        form = None  # with a budget tqdm's own time left, of the steps, would be wrong
+        self.paced: tuple[int, float] | None = None  # step and time of the first row
+        # With a budget, leave out tqdm's own time left: it is based on the steps.
+        form = None
         if budget is not None:
             form = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, {rate_fmt}{postfix}]"
         self.bar = tqdm(
@@ -284,10 +292,10 @@ class ProgressWriter(Writer):
             self.say(text)
 
     def _left(self, row: Row, now: float) -> float:
-        """Return the seconds to the last step, or to the end of the budget before.
+        """Return the seconds until the last step or the end of the budget.
 
-        Steps take what they took since the first row, before which they were compiled;
-        at the first row, what the row says.
+        The pace is measured since the first row, because compilation came before it; at
+        the first row it is that row's own.
         """
         step, (first, begun) = row["step"], self.paced or (self.first, self.begun)
         pace = (now - begun) / (step - first)
