@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What accelerators can do: one table, by jax's device_kind."""
+"""Peak rates and memory of accelerators, by jax's device_kind."""
 
 from typing import NamedTuple
 
 
 class Chip(NamedTuple):
-    """A chip as its data sheet has it, and what jax makes of it.
+    """A chip's data sheet, and how jax presents it.
 
-    devices: how many of jax's devices it is (v4 and v5p are one, their two cores work
-    together). hbm_gib: what a program may use of a device's memory, in the TPU
-    compiler's own words. ghz: the clock; on TPUs the peak over the operations that the
-    matrix units do in a cycle.
+    devices: the number of jax devices per chip (1 for v4 and v5p, whose two cores work
+    together). hbm_gib: the memory of a device that a program may use, as the TPU
+    compiler reports it. ghz: the clock; for TPUs it is computed as the peak divided by
+    the operations of the matrix units per cycle.
     """
 
     tflops: float  # dense bf16 peak
@@ -21,19 +21,19 @@ class Chip(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """Peak of a device, FLOP/s."""
+        """The peak of one device, FLOP/s."""
         return 1e12 * self.tflops / self.devices
 
     @property
     def hbm_bytes(self) -> float:
-        """Memory of a device that a program may use, bytes."""
+        """The memory of one device that a program may use, bytes."""
         return self.hbm_gib * 2**30
 
     def kernel_seconds(self, flops: float, moved: float) -> float:
-        """Estimate a kernel that the compiler cannot see into, on a device.
+        """Estimate the seconds of a kernel that is opaque to the compiler, on a device.
 
-        Half of the peak, or 0.8 of the memory's rate for the bytes `moved`: what good
-        kernels reach.
+        A good kernel is assumed to reach half of the peak, or 0.8 of the memory
+        bandwidth for the bytes `moved`.
         """
         rate = 1e9 * self.hbm_gbps / self.devices
         return max(flops / (0.5 * self.flops), moved / (0.8 * rate))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From host batches, and tables of rows, to global arrays."""
+"""Conversion of host batches, and of tables of rows, to global arrays."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,9 +16,10 @@ from bertjax.parallel.sharding import batch_sharding
 def check_batch_size(
     mesh: Mesh, batch_size: int, accumulate: int, group: int = 1
 ) -> None:
-    """Refuse a batch that the mesh or accumulation does not divide.
+    """Raise UserError if the mesh or accumulation does not divide the batch.
 
-    group: rows that have to lie on one device, of an objective that mixes by rows.
+    group: for an objective that mixes by rows, the number of rows that must be on one
+    device.
     """
     parts = math.prod(mesh.shape[axis] for axis in ("data", "fsdp"))
     if accumulate < 1 or batch_size % accumulate:
@@ -38,10 +39,10 @@ def check_batch_size(
 
 
 def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
-    """Return the rows of the global batch that this process has to make, ascending.
+    """Return the rows of the global batch that this process must produce, ascending.
 
-    They need not be contiguous: on many slices jax orders devices by their place in
-    the torus, not by host.
+    They need not be contiguous: on several slices jax orders devices by their position
+    in the torus, not by host.
     """
     where = batch_sharding(mesh).addressable_devices_indices_map((batch_size,))
     parts = {index[0].indices(batch_size)[:2] for index in where.values()}
@@ -51,9 +52,9 @@ def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
 def to_devices(
     batches: Iterable[Mapping[str, np.ndarray]], mesh: Mesh, batch_sizes: Iterable[int]
 ) -> Iterator[dict[str, jax.Array]]:
-    """Make each host batch (its local rows) global arrays [batch_size, ...].
+    """Convert each host batch (its local rows) to global arrays [batch_size, ...].
 
-    batch_sizes: of one batch after the other, at least as many as there are batches.
+    batch_sizes: the sizes of the batches in order, at least one per batch.
     """
     where = batch_sharding(mesh)
     for batch, batch_size in zip(batches, batch_sizes, strict=False):
@@ -65,17 +66,17 @@ def to_devices(
                 name: put(where, rows, (batch_size, *rows.shape[1:]))
                 for name, rows in batch.items()
             }
-        yield fed  # outside of what is allowed above: the guard is the thread's
+        yield fed  # outside of the `with`, because the guard applies to the thread
 
 
 def put(where: NamedSharding, rows: np.ndarray, shape: tuple[int, ...]) -> jax.Array:
-    """Make a global array of this process's rows; allowed under the transfer guard."""
+    """Create a global array from this process's rows; the transfer guard allows it."""
     with jax.transfer_guard_host_to_device("allow"):
         return jax.make_array_from_process_local_data(where, rows, shape)
 
 
 def value_per_device(mesh: Mesh, value: np.generic) -> jax.Array:
-    """Make [devices] of each process's value: reduced in a step, all hosts know it."""
+    """Create an array [devices] of each process's value, which a step can reduce."""
     where = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     local = np.full(len(mesh.local_devices), value)
     return put(where, local, (mesh.devices.size,))
@@ -84,10 +85,10 @@ def value_per_device(mesh: Mesh, value: np.generic) -> jax.Array:
 def with_flag(
     batches: Iterable[dict[str, jax.Array]], mesh: Mesh, raised: Callable[[], bool]
 ) -> Iterator[dict[str, jax.Array]]:
-    """Give each batch `stop`, i32 [devices], 1 where a process's flag is raised.
+    """Add `stop` to each batch, i32 [devices], 1 where a process's flag is raised.
 
-    A signal may reach one process of many: it travels with the batches, so that all
-    learn of it at the same step. A single process need not wait for that.
+    A signal may reach only one of several processes. The flag is sent with the batches,
+    so that all processes see it at the same step. A single process does not need it.
     """
     for batch in batches:
         if jax.process_count() > 1:
@@ -96,8 +97,11 @@ def with_flag(
 
 
 def place_rows(abstract: Any, tables: Mapping[str, np.ndarray]) -> Any:
-    """Put tables of numpy, which may lie in files, where shapes and shardings say: each
-    device reads its rows alone, and has zeros behind the last one."""
+    """Convert numpy tables, which may be memory-mapped, to sharded arrays.
+
+    abstract: their shapes and shardings, by name. Only the rows of each device are read
+    for it; rows beyond the end of a table are zeros.
+    """
 
     def one(name: str, leaf: Any) -> jax.Array:
         def part(index: Any) -> np.ndarray:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes of one run: starting, agreeing, waiting."""
+"""The processes of one run: starting, agreeing, waiting."""
 
 import json
 import math
@@ -21,7 +21,9 @@ ADDRESS, NUMBER, INDEX = (
     f"JAX_{name}" for name in ("COORDINATOR_ADDRESS", "NUM_PROCESSES", "PROCESS_ID")
 )
 
-JOINING = 2.5  # times the limit, until all are there: 300 s of 120, as jax has it
+# All processes must have joined within this many times the limit: 300 s for a limit of
+# 120 s, which is jax's default.
+JOINING = 2.5
 
 
 def initialize(
@@ -30,16 +32,17 @@ def initialize(
     """Join the other processes (`--multihost`).
 
     On Cloud TPU, Slurm and Open MPI jax finds the others by itself; elsewhere
-    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID say where they are.
-    Failures surface: a run must not fall apart into n single ones. limit: seconds
-    without a sign of life that end a process, heartbeats: those that jax's own ones
-    get (watch.py has both). Returns what watch.py needs: the client of jax's
-    coordination service, this process's index, their number, and how to part at the
-    end. Raises UserError where nothing says who the others are, RunError where they
-    cannot be joined. Where they do not come it ends the process, in one line.
+    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID must be set. Failures
+    are errors: a run must not fall apart into n independent runs. limit: the seconds
+    without a sign of life after which a process ends; heartbeats: the timeout of jax's
+    own heartbeats (both from watch.py). Returns what watch.py needs: the client of
+    jax's coordination service, this process's index, the number of processes, and the
+    function that shuts down. Raises UserError if no setting says who the others are,
+    RunError if they cannot be joined. If they do not join in time, it prints one line
+    and ends the process.
     """
-    # jax.distributed (0.10 to 0.12) starts and ends its coordination service, but hands
-    # out neither the record of who coordinates nor the client.
+    # jax.distributed (0.10 to 0.12) starts and ends its coordination service, but its
+    # public API has neither the coordinator's address nor the client.
     try:
         from jax._src.distributed import global_state as known
     except ImportError:
@@ -51,9 +54,10 @@ def initialize(
     number, index = _count(NUMBER), _count(INDEX)
     if os.environ.get("JAX_PLATFORMS", "") == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # It would take SIGTERM from training/signals.py, and is not used.
+    # The preemption service is not used, and would take SIGTERM away from
+    # training/signals.py.
     jax.config.update("jax_enable_preemption_service", False)
-    # At its own timeout jax aborts with a page of C++ frames, so this comes before it.
+    # At its own timeout jax aborts with a page of C++ frames, so ours is shorter.
     patience = JOINING * limit
     alarm = threading.Timer(patience, _give_up, [patience, known])
     alarm.daemon = True
@@ -67,13 +71,13 @@ def initialize(
             # Host 0 may be writing the checksums of a large checkpoint meanwhile.
             shutdown_timeout_seconds=max(10, math.ceil(10 * limit)),
         )
-    except ValueError as e:  # of jax's own checks, before it speaks to anybody
+    except ValueError as e:  # from jax's own checks, before it connects to anything
         reason = " ".join(str(e).split()).rstrip(".")
         raise UserError(
             f"--multihost: {reason}; Cloud TPU, Slurm and Open MPI say who the others "
             f"are, elsewhere {ADDRESS}, {NUMBER} and {INDEX} do (docs/gpu.md)"
         ) from e
-    except RuntimeError as e:  # jaxlib's: the port is taken, the network refuses
+    except RuntimeError as e:  # from jaxlib: the port is taken, the network refuses
         reason = " ".join(str(e).split())[:300]
         raise RunError(
             f"--multihost: {_place(known)} cannot join the others: {reason}"
@@ -85,7 +89,7 @@ def initialize(
 
 
 def _having(part: Any, *names: str) -> Any:
-    """Return a part of jax that is not public. Raises UserError without such names."""
+    """Return a private part of jax. Raises UserError if it lacks any of the names."""
     if lacking := [name for name in names if not hasattr(part, name)]:
         raise UserError(
             f"--multihost: jax {jax.__version__} has its coordination service "
@@ -95,7 +99,7 @@ def _having(part: Any, *names: str) -> Any:
 
 
 def _place(known: Any) -> str:
-    """Say which process this is, and where the first one coordinates."""
+    """Describe this process and the address of the coordinator."""
     if known.coordinator_address is None:
         return "this host"
     return (
@@ -105,7 +109,7 @@ def _place(known: Any) -> str:
 
 
 def _give_up(seconds: float, known: Any) -> None:
-    """End this process, since the others did not come in so many seconds."""
+    """End this process, because the others did not join within `seconds`."""
     address = known.coordinator_address
     if address is None:
         missing = "no setting tells where the others are"
@@ -123,7 +127,7 @@ def _give_up(seconds: float, known: Any) -> None:
 
 
 def _answers(address: str) -> bool:
-    """True when something listens at HOST:PORT."""
+    """Return True if something listens at HOST:PORT."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=2):
@@ -133,7 +137,10 @@ def _answers(address: str) -> bool:
 
 
 def _count(name: str) -> int | None:
-    """Read a whole number of the environment. Raises UserError where it is none."""
+    """Read a whole number from an environment variable; None if it is not set.
+
+    Raises UserError for any other value.
+    """
     value = os.environ.get(name)
     if value is not None and not re.fullmatch(r"\s*\d+\s*", value):
         raise UserError(f"{name}={value} is not a whole number")
@@ -141,18 +148,18 @@ def _count(name: str) -> int | None:
 
 
 def is_primary() -> bool:
-    """True on the process that writes files and speaks."""
+    """Return True on process 0, which writes files and prints."""
     return jax.process_index() == 0
 
 
 def barrier(name: str) -> None:
-    """Wait until every process is here."""
+    """Wait until every process has reached this barrier."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(name)
 
 
 def from_primary(value: Any) -> Any:
-    """Give process 0's JSON-like value to all."""
+    """Return process 0's JSON-like value on all processes."""
     if jax.process_count() == 1:
         return value
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
@@ -164,7 +171,7 @@ def from_primary(value: Any) -> Any:
 
 
 def gather(values: list[float]) -> list[list[float]]:
-    """Return every process's list of the same length, by process."""
+    """Return the lists of all processes, which have the same length, by process."""
     if jax.process_count() == 1:
         return [values]
     with jax.transfer_guard("allow"):
@@ -172,10 +179,11 @@ def gather(values: list[float]) -> list[list[float]]:
 
 
 def check_settings(own: Mapping[str, Any]) -> None:
-    """Refuse other settings, JSON-like values by name, than process 0 has: UserError.
+    """Raise UserError if the settings differ from those of process 0.
 
-    Each process compiles its own program: with other numbers in it the devices would
-    train several models, and with other calls they would wait for each other for ever.
+    own: JSON-like values by name. Each process compiles its own program: with other
+    numbers in it the devices would train several models, and with other calls they
+    would wait for each other forever.
     """
     first, own = from_primary({**own}), json.loads(json.dumps(own))
     names = [k for k in sorted({*first, *own}) if first.get(k) != own.get(k)]
@@ -188,6 +196,6 @@ def check_settings(own: Mapping[str, Any]) -> None:
 
 
 def check_equal(what: str, value: Any) -> None:
-    """Raise RunError when processes differ in a JSON-like value."""
+    """Raise RunError if a JSON-like value differs from that of process 0."""
     if from_primary(value) != value:
         raise RunError(f"process {jax.process_index()} differs in {what}: {value}")

@@ -20,13 +20,13 @@ AXES = ("data", "fsdp", "tensor")
 def make_mesh(
     data: int = -1, fsdp: int = 1, tensor: int = 1, devices: list | None = None
 ) -> Mesh:
-    """Lay devices out as (data, fsdp, tensor); one axis may be -1: all that is left.
+    """Lay devices out as (data, fsdp, tensor); one axis may be -1: all that remain.
 
-    Axis types are Auto: the compiler propagates shardings. Where the devices are of
-    several TPU slices, the data axis alone goes over the slower network between them.
-    GPUs are laid out machine by machine, so that the last axes stay within one where
-    they fit; they may go over several.
-    Raises UserError when the axes do not multiply to the number of devices.
+    Axis types are Auto: the compiler propagates shardings. If the devices are in
+    several TPU slices, only the data axis crosses the slower network between them. GPUs
+    are laid out machine by machine, so that the last axes stay within one machine if
+    they fit; otherwise they may span several.
+    Raises UserError if the product of the axes is not the number of devices.
     """
     devices = jax.devices() if devices is None else devices
     sizes = [data, fsdp, tensor]
@@ -44,7 +44,7 @@ def make_mesh(
         raise UserError(
             f"{axes}: asks for {counted(known, 'device')}, there {verb} {len(devices)}"
         )
-    # Of GPUs and CPUs jax's slice_index is the machine.
+    # For GPUs and CPUs jax's slice_index is the machine.
     tpu = devices[0].platform == "tpu"
     slices = len({getattr(d, "slice_index", 0) for d in devices}) if tpu else 1
     if sizes[0] % slices:
@@ -52,7 +52,7 @@ def make_mesh(
             f"{axes}: mesh.data must be a multiple of the {slices} slices, over which "
             "no other axis goes"
         )
-    # An axis may go over a part of the chips' own axes: 2 of the 4 x 4.
+    # A mesh axis may use a part of a physical axis: 2 of the 4 x 4.
     how: dict[str, Any] = {"devices": devices, "allow_split_physical_axes": True}
     try:
         if not tpu:
@@ -77,7 +77,7 @@ def peak_flops(mesh: Mesh) -> float | None:
 def peak_memory(mesh: Mesh) -> int:
     """Return the most bytes in use so far on the fullest device of this process.
 
-    Where devices do not tell, as CPUs: what the whole process had at most.
+    If the devices (CPUs) do not report it, return the peak memory of the process.
     """
     stats = [device.memory_stats() or {} for device in mesh.local_devices]
     if all("peak_bytes_in_use" in s for s in stats):
@@ -87,7 +87,7 @@ def peak_memory(mesh: Mesh) -> int:
 
 
 def machine(mesh: Mesh) -> dict[str, Any]:
-    """Return what run.json says of the devices."""
+    """Return the entries of run.json about the devices."""
     return {
         "mesh": dict(mesh.shape),
         "devices": mesh.devices.size,

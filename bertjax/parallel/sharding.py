@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How arrays lie on the mesh: one table from paths to axes, one from axes to mesh.
+"""Sharding: a table from paths to logical axes, and one from logical to mesh axes.
 
-The rows serve the optimizer's moments too, since their paths end like the
-parameters' own. What is kept between steps is also split over the data axis
-(`stored_spec`): a step gathers the parameters in the dtype it computes with, and sums
-gradients where they are kept (Xu et al. 2020, arXiv 2004.13336; ZeRO's stage 1).
+The rows apply to the optimizer's moments too, because their paths end like those of the
+parameters. What is stored between steps is also sharded over the data axis
+(`stored_spec`): a step gathers the parameters in its compute dtype, and sums gradients
+where they are stored (Xu et al. 2020, arXiv 2004.13336; ZeRO stage 1).
 """
 
 import functools
@@ -57,8 +57,8 @@ PARAM_AXES: tuple[tuple[str, str], ...] = (
     (r"(nsp|sop|rtd/output)/bias", "classes"),
 )
 
-# Logical axis -> mesh axes; what is not here is replicated. Vocabularies rarely
-# divide by a mesh (30,522 = 2 x 15,261), so embeddings are split on their width.
+# Logical axis -> mesh axes; axes that are not listed are replicated. A mesh rarely
+# divides a vocabulary (30,522 = 2 x 15,261), so embeddings are sharded on their width.
 RULES: Mapping[str, tuple[str, ...]] = {
     "batch": ("data", "fsdp"),
     "embed": ("fsdp",),
@@ -68,12 +68,14 @@ RULES: Mapping[str, tuple[str, ...]] = {
 ACTIVATIONS = {**RULES, "embed": ()}
 
 
-TEACHER = "teacher"  # among frozen parameters: those of another model, by its own paths
-TABLES = "tables"  # among them too: arrays of any dtype, whose rows devices share
+# Keys among the frozen parameters: TEACHER for another model, by its own paths; TABLES
+# for arrays of any dtype whose rows are sharded over the devices.
+TEACHER = "teacher"
+TABLES = "tables"
 
 
 def path_name(path: Path) -> str:
-    """Write a pytree path as "encoder/embeddings/word"."""
+    """Return a pytree path as a string such as "encoder/embeddings/word"."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
@@ -84,20 +86,20 @@ def leaves_of(tree: Any) -> dict[str, Any]:
 
 
 def keys(path: Path) -> list[Any]:
-    """Return the names along a pytree's path, None for what has none."""
+    """Return the names along a pytree's path, None for an entry without a name."""
     return [getattr(entry, "key", None) for entry in path]
 
 
 def is_stacked(path: Path) -> bool:
-    """True for leaves whose axis 0 counts layers: those below "layers" in a tree."""
+    """Return True for leaves whose axis 0 is the layers: those below "layers"."""
     return "layers" in keys(path)
 
 
 def is_matrix(path: Path, leaf: Any) -> bool:
-    """True for kernels and tables: what decays, and is rounded to compute with.
+    """Return True for kernels and tables: they decay, and are cast to compute with.
 
-    False for biases and norm scales, by their names (BERT's rule), and for whatever has
-    fewer than two axes, that of stacked layers aside.
+    Returns False for biases and norm scales, by their names (BERT's rule), and for
+    leaves of fewer than two axes, not counting the axis of stacked layers.
     """
     named = keys(path)[-1] in ("bias", "scale")
     return not named and leaf.ndim >= 2 + is_stacked(path)
@@ -111,8 +113,8 @@ def spec(axes: str, rules: Mapping[str, tuple[str, ...]] = RULES) -> P:
 def axes_of(path: str, rows: ParamAxes = PARAM_AXES) -> str:
     """Return the logical axes of a parameter by its path.
 
-    Raises UserError unless exactly one row matches: a renamed parameter must not
-    become replicated in silence.
+    Raises UserError unless exactly one row matches, because a renamed parameter must
+    not silently become replicated.
     """
     own = path.removeprefix(f"{TEACHER}/")
     matches = [axes for pattern, axes in rows if re.fullmatch(pattern, own)]
@@ -126,10 +128,10 @@ def axes_of(path: str, rows: ParamAxes = PARAM_AXES) -> str:
 
 
 def param_shardings(params: Any, mesh: Mesh, extra: ParamAxes = ()) -> Any:
-    """Give every leaf of a parameter tree (arrays or shapes) its NamedSharding.
+    """Return the NamedSharding of every leaf of a parameter tree (arrays or shapes).
 
-    `extra` holds the rows of the objective's own heads. Raises UserError when a
-    row does not fit a parameter, or a mesh axis does not divide an axis of one.
+    extra: the rows of the objective's own heads. Raises UserError if a row does not fit
+    a parameter, or if a mesh axis does not divide a parameter's axis.
     """
     rows = (*PARAM_AXES, *extra)
 
@@ -155,15 +157,16 @@ def param_shardings(params: Any, mesh: Mesh, extra: ParamAxes = ()) -> Any:
     return jax.tree_util.tree_map_with_path(one, params)
 
 
-SMALL = 2**16  # elements of what is not worth being split over the data axis
+SMALL = 2**16  # smaller parameters (elements) are not sharded over the data axis
 
 
 def stored_spec(axes: str, shape: tuple[int, ...], mesh: Any) -> P:
-    """Return how a parameter of these logical axes is kept: as computed with, and
-    split over the data axis too, where one of its axes allows.
+    """Return the PartitionSpec with which a parameter is stored between steps.
 
-    Preferred is the first whose parts fill a TPU's tiles (8 rows of 128), else the
-    one with the largest parts. Layers are never parted: the loop takes them one by one.
+    It is that of the computation, and additionally one of the axes is sharded over the
+    data axis, if one is divisible. The first axis whose parts fill a TPU's tiles (8
+    rows of 128) is preferred, otherwise the one with the largest parts. The layers axis
+    is never sharded, because the loop reads one layer at a time.
     """
     names = axes.split()
     parts = [RULES.get(axis, ()) for axis in names]
@@ -182,11 +185,11 @@ def stored_spec(axes: str, shape: tuple[int, ...], mesh: Any) -> P:
 
 
 def gather_params(params: Any, dtype: str, extra: ParamAxes = ()) -> Any:
-    """Give parameters as a step computes with them, from how they are kept.
+    """Convert parameters from their stored layout to that of the computation.
 
-    Matrices and tables (`is_matrix`) are rounded to `dtype` before they are gathered,
-    half of the bytes; the rest stays f32. Gradients come back f32, as they are kept.
-    Tables stay where and as they are.
+    Matrices and embedding tables (`is_matrix`) are cast to `dtype` before they are
+    gathered, which moves half of the bytes; the rest stays f32. Gradients are f32 in
+    the stored layout. The arrays in TABLES are returned unchanged.
     """
     rows = (*PARAM_AXES, *extra)
 
@@ -206,7 +209,8 @@ def _gather(leaf: jax.Array, axes: str, dtype: str | None) -> jax.Array:
 
 
 def _gather_backward(axes, dtype, saved, grad):
-    summed = not axes.startswith("layers")  # one by one, in the loop (layers.affine)
+    # Gradients of layers are summed one by one in the loop (layers.affine).
+    summed = not axes.startswith("layers")
     return (keep_gradient(grad.astype(jnp.float32), axes, summed),)
 
 
@@ -214,10 +218,11 @@ _gather.defvjp(lambda *args: (_gather(*args), ()), _gather_backward)
 
 
 def keep_gradient(grad: jax.Array, axes: str, summed: bool = True) -> jax.Array:
-    """Lay a gradient out as its parameter is kept; first sum it if `summed`.
+    """Shard a gradient like its stored parameter; sum it first if `summed`.
 
-    Said in two steps, the sum and then the part of each device, it is one collective
-    (a reduce-scatter); in one step the compiler cuts the product before it into pieces.
+    Two constraints, the sum and then each device's part, become one collective (a
+    reduce-scatter). With a single constraint the compiler splits the matrix product
+    before it into pieces.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
@@ -234,10 +239,11 @@ def _pin(x: jax.Array, where: P | None) -> jax.Array:
 
 
 def state_shardings(state: Any, params: Any, shardings: Any, mesh: Mesh) -> Any:
-    """Shard a training state: what ends like a parameter's path lies like it.
+    """Return the shardings of a training state.
 
-    `state`: a tree of shapes; `params`, `shardings`: the parameters' trees. Leaves
-    with no such ending (counters) are replicated.
+    A leaf whose path ends with a parameter's path, and that has its shape, gets that
+    parameter's sharding; other leaves (counters) are replicated. state: a tree of
+    shapes; params, shardings: the parameters' trees.
     """
     known = {
         path_name(path): (leaf.shape, where)
@@ -260,32 +266,33 @@ def state_shardings(state: Any, params: Any, shardings: Any, mesh: Mesh) -> Any:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Split axis 0 over data and fsdp."""
+    """Return the sharding of a batch: axis 0 over data and fsdp."""
     return NamedSharding(mesh, spec("batch"))
 
 
 def constrain(x: jax.Array, axes: str) -> jax.Array:
-    """Pin the layout of an activation ("batch length embed") inside jit.
+    """Constrain the sharding of an activation ("batch length embed") inside jit.
 
-    Without it the compiler may keep activations split like fsdp's parameters. Does
-    nothing where no mesh is set, so models run anywhere.
+    Without it the compiler may shard activations like fsdp's parameters. It does
+    nothing if no mesh is set, so models run anywhere.
     """
     return _pin(x, spec(axes, ACTIVATIONS))
 
 
 def gather_rows(arrays: Any) -> Any:
-    """Put all rows of a tree of arrays on every device, inside jit.
+    """Gather all rows of a tree of arrays on every device, inside jit.
 
-    Losses over a whole batch need them, and metrics: every process has the rows of all.
+    Losses over a whole batch need them, and so do metrics: every process then has all
+    rows.
     """
     return jax.tree.map(lambda x: constrain(x, " ".join("_" * x.ndim)), arrays)
 
 
 def spread(x: jax.Array) -> jax.Array:
-    """Part axis 0 over all devices of the mesh, inside jit, and leave the others whole.
+    """Shard axis 0 over all devices of the mesh, inside jit, and no other axis.
 
-    For the same work on many small arrays, which devices then need not share. Axis 0
-    ends with as many zeros as make its parts equal.
+    This is for the same work on many small arrays: each device then does its own. Axis
+    0 is padded with zeros to a multiple of the number of devices.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
@@ -296,13 +303,13 @@ def spread(x: jax.Array) -> jax.Array:
 
 
 def size_along(axis: str) -> int:
-    """Return over how many devices a logical axis of activations is split here."""
+    """Return the number of parts of a logical axis of activations on this mesh."""
     mesh = jax.sharding.get_abstract_mesh()
     return math.prod(mesh.shape[a] for a in _split(axis, mesh))
 
 
 def index_along(axis: str) -> jax.Array | int:
-    """Return which part of a logical axis this device has, inside `per_device`."""
+    """Return the index of this device's part of a logical axis, inside `per_device`."""
     axes = _split(axis, jax.sharding.get_abstract_mesh())
     return jax.lax.axis_index(axes) if axes else 0
 
@@ -314,10 +321,10 @@ def _split(axis: str, mesh: Any) -> tuple[str, ...]:
 def per_device(
     function: Callable[..., jax.Array], inputs: Iterable[str], output: str
 ) -> Callable[..., jax.Array]:
-    """Run a function on each device's part of its arguments.
+    """Wrap a function to run on each device's part of its arguments (jax.shard_map).
 
-    For what the compiler cannot split by itself: kernels. inputs, output: logical axes
-    of arguments and result ("batch length heads").
+    This is for kernels, which the compiler cannot partition. inputs, output: logical
+    axes of the arguments and of the result ("batch length heads").
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:

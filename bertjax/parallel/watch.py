@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A lost host ends the others, in one line that names it, instead of a hang.
+"""Detection of lost hosts: the others end with one line that names it, and do not hang.
 
 Every process writes a sign of life with its step into jax's coordination service, which
-process 0 holds, and reads those of the others. jax's own heartbeats stand behind it,
-later: they end a process with a page of C++ frames, and know nothing of a process that
-lives and stands still.
+process 0 runs, and reads those of the others. jax's own heartbeats come later: they end
+a process with a page of C++ frames, and do not notice a process that is alive but makes
+no progress.
 """
 
 import contextlib
@@ -20,10 +20,10 @@ from typing import Any
 from bertjax import RunError, UserError
 
 BEATS = "bertjax/beats"
-SLOWER = 10.0  # a step may take so many times the longest one before
-FIRST = 15.0  # while none was measured: so many times the limit
-# What is said where another process does not answer: by Gloo (CPU), NCCL (GPU),
-# Megascale (TPU slices), jax's coordination service, and the network below them.
+SLOWER = 10.0  # a step may take this many times the longest one before
+FIRST = 15.0  # before a step was measured: this many times the limit
+# What the errors of Gloo (CPU), NCCL (GPU), Megascale (TPU slices), jax's coordination
+# service and the network below them say if another process does not answer.
 SIGNS = re.compile(
     "UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED|(?i:gloo|nccl|megascale|"
     "heartbeat|coordination|timed out|broken pipe|socket closed|"
@@ -32,18 +32,19 @@ SIGNS = re.compile(
 
 
 class Watch(contextlib.AbstractContextManager):
-    """Ends this process when another is lost; a context that tells others of its end.
+    """Ends this process if another is lost, and tells the others when this one ends.
 
-    limit: seconds without a sign of life of a process, or without a step while it
-    trains. Does nothing until start(), so single processes need not ask.
+    It is a context manager. limit: the seconds without a sign of life of a process, or
+    without a step while it trains, after which it is lost. Nothing happens before
+    start(), so single processes can use it too.
     """
 
     def __init__(self, limit: float, end: Callable[[int], Any] = os._exit) -> None:
         self.limit, self.end = limit, end
         self.interval = min(2.0, limit / 10)
-        # For jax's heartbeats, in seconds. One is sent in each half of it, so that a
-        # process may pass for dead after half of it already: this watch, which takes
-        # up to limit + 9.5 intervals to the end, has to come first.
+        # The timeout of jax's heartbeats, in seconds. jax sends one in each half of it,
+        # so it may consider a process dead after half of it. This watch takes up to
+        # limit + 9.5 intervals, and has to come first.
         self.heartbeats = 2 * (limit + 10 * self.interval)
         self.client: Any = None
         self.part: Callable[[], None] = lambda: None
@@ -51,19 +52,19 @@ class Watch(contextlib.AbstractContextManager):
         self.step = 0
         self.ticked: float | None = None  # when the last step ended, while it trains
         self.longest = 0.0
-        self.more: dict[str, str] = {}  # whether and why it ended
+        self.more: dict[str, str] = {}  # whether and why this process ended
         self.leaving, self.closed = threading.Event(), threading.Event()
         self.answered = time.monotonic()
-        # Of each process: what it said last and when that was new.
+        # For each process: its last status, and when that was first read.
         self.seen: dict[int, tuple[dict[str, Any], float]] = {}
 
     def start(self, client: Any, me: int, count: int, part: Callable[[], None]) -> None:
-        """Watch from now on: process `me` of `count`.
+        """Start to watch as process `me` of `count`.
 
         client: of jax's coordination service; it needs key_value_set(key, value,
-        allow_overwrite) and key_value_dir_get(directory). part: waits until all have
-        done their work, since the end of process 0, which holds the service, would
-        abort the others.
+        allow_overwrite) and key_value_dir_get(directory). part: waits until all
+        processes have finished, because the end of process 0, which runs the service,
+        would abort the others.
         """
         self.client, self.me, self.count, self.part = client, me, count, part
         self.answered = now = time.monotonic()
@@ -71,16 +72,16 @@ class Watch(contextlib.AbstractContextManager):
         for work in (self._beat, self._judge):
             threading.Thread(target=work, name="watch", daemon=True).start()
 
-    # ------------------------------------------------------------ what the loop says
+    # ------------------------------------------------------------ called by the loop
     def tick(self, step: int, steady: bool = True) -> None:
-        """Note that a step ended; not steady: the next one may take any time."""
+        """Record the end of a step; if not steady, the next one may take any time."""
         now = time.monotonic()
         if self.ticked is not None:
             self.longest = max(self.longest, now - self.ticked)
         self.step, self.ticked = step, now if steady else None
 
     def pause(self) -> None:
-        """Note that an evaluation or a save begins: it may take any time."""
+        """Record that an evaluation or a save begins, which may take any time."""
         self.ticked = None
 
     # ------------------------------------------------------------ the end of a process
@@ -112,7 +113,7 @@ class Watch(contextlib.AbstractContextManager):
             self._tell(f"host {self.me} was stopped by a signal before its first step")
 
     def _wait(self, poll: Callable[[], Any], seconds: float) -> Any:
-        """Return what `poll` returns, or None after so many seconds."""
+        """Return the first true result of `poll`, or None after `seconds`."""
         until = time.monotonic() + seconds
         while not (result := poll()) and time.monotonic() < until:
             time.sleep(self.interval / 4)
@@ -124,7 +125,7 @@ class Watch(contextlib.AbstractContextManager):
         say = threading.Thread(target=self._say, name="watch", daemon=True)
         say.start()  # the service may never answer
         say.join(2 * self.interval)
-        if self.me == 0:  # it holds the service: its end would abort the others
+        if self.me == 0:  # it runs the service: its end would abort the others
 
             def all_know() -> bool:
                 others = (x for i, (x, _) in self.seen.items() if i != self.me)
@@ -144,7 +145,7 @@ class Watch(contextlib.AbstractContextManager):
             self._say()
             try:
                 rows = self.client.key_value_dir_get(BEATS)
-            except Exception:  # the seconds without an answer count
+            except Exception:  # self.answered stays, so the silence is noticed
                 continue
             self.answered = now = time.monotonic()
             for key, value in rows:
@@ -157,14 +158,14 @@ class Watch(contextlib.AbstractContextManager):
         while not self.leaving.wait(self.interval / 2):
             now = time.monotonic()
             if now - before > max(3 * self.interval, self.limit / 2):
-                # This process itself was stopped for a while.
+                # This process itself was suspended for a while.
                 self.answered = now
                 self.seen = {i: (status, now) for i, (status, _) in self.seen.items()}
                 self.ticked = None if self.ticked is None else now
             before = now
             if not (cause := self.verdict()):
                 continue
-            # The loop's own exception, if one is under way, says more.
+            # If the loop is about to raise an exception, that says more.
             if self.leaving.wait(2 * self.interval):
                 return
             print(f"error: {cause}; {self._then()}", file=sys.stderr, flush=True)
@@ -178,7 +179,7 @@ class Watch(contextlib.AbstractContextManager):
         )
 
     def verdict(self) -> str | None:
-        """Say which process is lost, and where it was; None while none is."""
+        """Return a line about the process that is lost; None while none is."""
         now = time.monotonic()
         others = {i: x for i, x in self.seen.items() if i != self.me}
         for status, _ in others.values():
@@ -191,7 +192,7 @@ class Watch(contextlib.AbstractContextManager):
             if now - at > self.limit and "done" not in status:
                 step = status.get("step", 0)
                 return f"host {host} gives no sign of life {rule}, after step {step}"
-        # Nothing is known of the first calls but that they may be of many steps.
+        # Before a step was measured, only this is known: a call may have many steps.
         known = SLOWER * self.longest or FIRST * self.limit
         patience = max(self.limit, known)
         if self.ticked is None or now - self.ticked <= patience:
@@ -207,10 +208,10 @@ class Watch(contextlib.AbstractContextManager):
 
 
 def is_broken_collective(error: BaseException) -> bool:
-    """True of what jax raises when another process is gone; it does not say which.
+    """Return True for the errors that jax raises if another process is gone.
 
-    Its runtime's errors are of the same type when a program does not compile or a
-    transfer is not allowed: what they say tells.
+    They do not say which one. jax's runtime raises the same type of error if a program
+    does not compile or a transfer is not allowed, so this reads the message.
     """
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, UserError | RunError) or "RESOURCE_EXHAUSTED" in text:
