@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run keeps in its workdir, and how it is verified."""
+"""What a run stores in its workdir, and how that is verified."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which evaluation of a run was the best, and when a better one is waited for no more.
+"""The best evaluation of a run, and early stopping.
 
-There is one truth, the rows of metrics.jsonl: a run that goes on and a command that
-opens its workdir come to the same answer, whenever it was killed. No jax.
+The only source is the rows of metrics.jsonl, so a resumed run and a command that opens
+its workdir get the same answer, whenever the run was killed. This module needs no jax.
 """
 
 import dataclasses
@@ -17,7 +17,8 @@ from bertjax import registry
 from bertjax.checkpoints.workdir import read_json, rows_up_to
 
 AUTO = "auto"
-# Metrics of which less is better, unless a run knows more; of the others more is.
+# Metrics whose names have these words are better when lower, unless the run says
+# otherwise; all others are better when higher.
 WORDS = "loss|perplexity|entropy|error|ece|brier|bits|cost|mse|mae|rank"
 FALLING = re.compile(rf"(^|_)({WORDS})(_|@|$)")
 NEVER = 2**62  # later than any step
@@ -26,7 +27,7 @@ Known = Mapping[str, bool]
 
 
 class Best(NamedTuple):
-    """The best value of a score, and the step of the first evaluation that had it."""
+    """The best value of a metric, and the step of the first evaluation with it."""
 
     metric: str
     step: int
@@ -37,10 +38,10 @@ class Best(NamedTuple):
 
 
 def falls(metric: str, greater_is_better: Known = MappingProxyType({})) -> bool:
-    """True for a metric of which less is better.
+    """Return True for a metric that is better when lower.
 
     greater_is_better: {term: bool} of the objective's losses, whatever their names are
-    (run.json has it); what is not in it is told by its name.
+    (from run.json); other metrics are judged by their names.
 
     >>> falls("eval/valid/mlm_loss"), falls("eval/loss/accuracy")
     (True, False)
@@ -54,16 +55,17 @@ def falls(metric: str, greater_is_better: Known = MappingProxyType({})) -> bool:
 
 
 def known_directions(facts: Mapping[str, Any]) -> Known:
-    """Return what run.json says of losses: {} of runs of earlier versions."""
+    """Return greater_is_better from run.json; {} for runs of earlier versions."""
     found = facts.get(GREATER)
     return found if isinstance(found, dict) else {}
 
 
 def full_metric_name(name: str, metrics: Mapping[str, Sequence[str]]) -> str:
-    """Return the whole name of the score that config.eval.best asks for.
+    """Return the full name of the metric that config.eval.best selects.
 
-    name: "eval/SET/METRIC", or a metric of the first set; auto, or nothing, is its
-    first metric. metrics: those of each set. Raises UserError.
+    name: "eval/SET/METRIC", or a metric of the first set; "auto" or "" selects the
+    first set's first metric. metrics: the metrics of each set. Raises UserError for an
+    unknown metric.
 
     >>> full_metric_name("f1", {"dev": ["accuracy", "f1"]})
     'eval/dev/f1'
@@ -80,9 +82,9 @@ def find_best(
     scores: Sequence[tuple[int, float]],
     greater_is_better: Known = MappingProxyType({}),
 ) -> Best | None:
-    """Return the best of (step, value)s, of equals the first; None without a number.
+    """Return the best of (step, value) pairs, the earliest of equals.
 
-    greater_is_better: as `falls` has it.
+    Returns None if no value is finite. greater_is_better: as in `falls`.
 
     >>> find_best("eval/v/accuracy", [(2, 0.5), (4, 0.75), (6, 0.75)]).step
     4
@@ -95,7 +97,7 @@ def find_best(
 
 
 def read(path: Any, metric: str, until: int = NEVER) -> list[tuple[int, float]]:
-    """Return (step, value), nan where not finite, of a metric up to a step."""
+    """Return (step, value) pairs of a metric up to a step; nan if not finite."""
     found = []
     for line in rows_up_to(path / "metrics.jsonl", until, f'"{metric}"'):
         row = json.loads(line)
@@ -105,7 +107,7 @@ def read(path: Any, metric: str, until: int = NEVER) -> list[tuple[int, float]]:
 
 
 def best_saved(path: Any, steps: Sequence[int]) -> Best | None:
-    """Return the best of the evaluations of these steps; None: none was looked for."""
+    """Return the best evaluation at these steps; None if the run tracked no best."""
     facts = read_json(path / "run.json")
     metric = facts.get("best", {}).get("metric")
     if not metric:
@@ -116,11 +118,11 @@ def best_saved(path: Any, steps: Sequence[int]) -> Best | None:
 
 @dataclasses.dataclass
 class BestTracker:
-    """The evaluations of a run until now: `scores`, a (step, value) each.
+    """Tracks the evaluations of a run: `scores` has a (step, value) for each.
 
-    metric: the whole name of the score that counts; "" where none does. patience: so
-    many evaluations without a better one end the run; None: none do.
-    greater_is_better: as `falls` has it.
+    metric: the full name of the metric that decides; "" for none. patience: the number
+    of evaluations without a better one that ends the run; None: never.
+    greater_is_better: as in `falls`.
     """
 
     metric: str
@@ -134,20 +136,20 @@ class BestTracker:
 
     @property
     def step(self) -> int | None:
-        """The step of the best evaluation, where there is one."""
+        """The step of the best evaluation, or None."""
         found = self.best
         return found.step if found else None
 
     @property
     def out_of_patience(self) -> bool:
-        """True where the last `patience` evaluations were no better than one before."""
+        """Whether the last `patience` evaluations brought nothing better."""
         if self.patience is None:
             return False
-        best = self.step or 0  # looked for once: a long run has thousands of scores
+        best = self.step or 0  # computed once: a long run has thousands of scores
         return sum(step > best for step, _ in self.scores) >= self.patience
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What run.json and checkpoints say: {"best": {"metric", "step", "value"}}."""
+        """The entry of run.json and checkpoints: {"best": {"metric", ...}}."""
         found = self.best and self.best._asdict()
         return {"best": found or {"metric": self.metric}} if self.metric else {}

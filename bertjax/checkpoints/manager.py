@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saving and restoring with orbax; the layout is in manifest.py.
+"""Saving and restoring checkpoints with orbax; manifest.py describes the layout.
 
-A save goes to checkpoints/saving-<step>, gets its manifest, and only then its plain
-number: a kill at any moment leaves no number on something half-written. In a bucket
-directories have no names that could change at once, so there a save goes to its number,
-which counts once it has its manifest.
+A save is written to checkpoints/saving-<step>, gets its manifest, and is then renamed
+to its plain number. So a kill at any moment leaves no number on a half-written
+checkpoint. A bucket has no atomic rename of directories, so there a save is written
+under its number, and is complete once it has its manifest.
 """
 
 import contextlib
@@ -28,13 +28,13 @@ from bertjax.storage.atomic import is_remote
 from bertjax.training.frozen import join
 from bertjax.training.state import State, complete, in_pairs, out_of_pairs
 
-LEAST_SLICE = 2**20  # bytes of an array that one of several devices writes
+LEAST_SLICE = 2**20  # the fewest bytes of an array that one of several devices writes
 
 
 class Checkpoints:
     """The checkpoints of one workdir, saved in the background.
 
-    Raises UserError where a file is in the place of their folder.
+    Raises UserError if WORKDIR/checkpoints is a file.
     """
 
     def __init__(self, workdir: Any, keep_last: int, keep_every: int | None) -> None:
@@ -49,7 +49,7 @@ class Checkpoints:
         self.thread = ThreadPoolExecutor(1)
         self.saving: Future[None] | None = None
         if self.primary and self.folder.is_dir():
-            for left in manifest.unfinished(workdir):  # of a killed run
+            for left in manifest.unfinished(workdir):  # left by a killed run
                 _remove(left)
 
     def save(
@@ -59,10 +59,10 @@ class Checkpoints:
         meta: dict[str, Any],
         keep: Collection[int | None] = (),
     ) -> None:
-        """Begin to save a state, or parts of one by name; returns when it is copied.
+        """Begin to save a state, or parts of one by name; return when it is copied.
 
-        keep: steps of checkpoints that are kept beside the newest ones. Raises
-        RunError where it cannot be written, or the one before could not.
+        keep: steps of checkpoints to keep in addition to the newest ones. Raises
+        RunError if this or the previous checkpoint cannot be written.
         """
         self.wait()
         parts = state.parts() if isinstance(state, State) else state
@@ -82,7 +82,7 @@ class Checkpoints:
         self.saving = self.thread.submit(self._finish, step, temporary, keep)
 
     def wait(self) -> None:
-        """Wait for the save under way. Raises RunError if it could not be written."""
+        """Wait for the save in progress. Raises RunError if it could not be written."""
         saving, self.saving = self.saving, None
         if saving is not None:
             saving.result()
@@ -94,7 +94,7 @@ class Checkpoints:
                 manifest.write_manifest(temporary)
                 if temporary.name != str(step):
                     if (self.folder / str(step)).exists():
-                        # In a notebook a run that was interrupted saved it meanwhile.
+                        # In a notebook an interrupted run may have saved it meanwhile.
                         self._delete(step)
                     temporary.rename(self.folder / str(step))
         except BaseException as e:  # wait raises it in the loop's thread
@@ -104,7 +104,7 @@ class Checkpoints:
                     _remove(temporary)
             raise self._error(f"cannot write {self.folder}/{step}", e) from e
         what = f"cannot delete an older checkpoint in {self.folder}"
-        try:  # this one is whole, whatever becomes of older ones
+        try:  # this checkpoint is complete even if older ones cannot be deleted
             for old in manifest.steps(self.workdir)[: -self.keep_last]:
                 every = self.keep_every and old % self.keep_every == 0
                 if self.primary and old not in keep and not every:
@@ -116,7 +116,7 @@ class Checkpoints:
         if is_broken_collective(error):  # another process is gone: watch.py says which
             return error
         reason = " ".join(str(error).split())
-        if len(reason) > 300:  # the reason stands at the end
+        if len(reason) > 300:  # the cause is at the end
             reason = f"{reason[:100]} ... {reason[-180:]}"
         return RunError(f"{what}: {reason}")
 
@@ -129,9 +129,9 @@ class Checkpoints:
         _remove(doomed)
 
     def restore(self, step: int, abstract: State) -> State:
-        """Restore a state; `abstract` holds shapes, dtypes and shardings.
+        """Restore a state; abstract: its shapes, dtypes and shardings.
 
-        Raises UserError when the checkpoint is of another model or optimizer.
+        Raises UserError if the checkpoint is of another model or optimizer.
         """
         folder = self.folder / str(step)
         saved = _tree(folder)
@@ -174,16 +174,16 @@ class Checkpoints:
                 self._delete(later)
 
     def close(self) -> None:
-        """Finish the save under way and stop."""
+        """Finish the save in progress and stop."""
         self.wait()
         self.saver.close()
         self.thread.shutdown()
 
 
 def _make_writer() -> ocp.PyTreeCheckpointHandler:
-    """Make what writes a state: of devices that have the same each writes a slice.
+    """Create the handler that writes a state: each replica writes a slice of an array.
 
-    Of large arrays alone: to cut a slice a program is compiled for each shape and
+    Only large arrays are sliced, because slicing compiles a program for each shape and
     device, which takes longer than to write a small array whole.
     """
     types = ocp.type_handlers
@@ -198,10 +198,11 @@ def _make_writer() -> ocp.PyTreeCheckpointHandler:
 
 
 def hush() -> None:
-    """Keep orbax and tensorstore from printing what they also raise."""
+    """Prevent orbax and tensorstore from printing errors that they also raise."""
 
     def ignore_closed_loops(raised: Any) -> None:
-        if str(raised.exc_value) != "Event loop is closed":  # writes under way
+        # This one comes from writes in progress.
+        if str(raised.exc_value) != "Event loop is closed":
             sys.__unraisablehook__(raised)
 
     logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
@@ -233,15 +234,16 @@ def describe(folder: Any) -> dict[str, tuple[int, ...]]:
 
 
 def has_average(folder: Any) -> bool:
-    """True for a checkpoint that holds a moving average of the parameters."""
+    """Return True if a checkpoint has an average of the parameters."""
     return "ema" in _tree(folder)
 
 
 def restore_params(folder: Any, abstract: Any = None, part: str = "params") -> Any:
-    """Restore the parameters alone, or their average, the `part` "ema".
+    """Restore only the parameters, or their average (part="ema").
 
-    With `abstract` (part of the tree: shapes and shardings) onto its devices, else
-    all of them as numpy arrays. What the run did not train is among them.
+    With `abstract` (a part of the tree: shapes and shardings) they are restored to its
+    devices, otherwise all of them as numpy arrays. The result includes the parameters
+    that the run did not train.
     """
     tree = _tree(folder)
     names = (part, "frozen") if part in ("params", "ema") else (part,)
@@ -259,8 +261,10 @@ def restore_params(folder: Any, abstract: Any = None, part: str = "params") -> A
 
 
 def place(abstract: Any, read: Callable[[str], np.ndarray]) -> Any:
-    """Put numpy arrays, read by path, where shapes and shardings say, in their
-    dtypes."""
+    """Place numpy arrays on devices with the shapes, dtypes, shardings of `abstract`.
+
+    read: returns an array by its path.
+    """
 
     def one(path: Any, leaf: Any) -> jax.Array:
         values = read(path_name(path))
@@ -288,13 +292,14 @@ def warm_start(
     fresh: tuple[str, ...] = (),
     of_classes: tuple[str, ...] = (),
 ) -> Any:
-    """Restore what other parameters, or their average, have in common (init_from).
+    """Restore the parameters that match those of another model (init_from).
 
-    folder: a checkpoint, or what has describe() -> {path: shape} and read(path).
-    Returns the matching part of the tree, and says what is missing and unexpected.
-    What begins as one of `fresh` counts as missing, as does what begins as one of
-    `of_classes` where their number differs. Raises UserError for other shapes, and
-    where one encoder has what the other lacks, the pooler aside.
+    folder: a checkpoint, or an object with describe() -> {path: shape} and read(path).
+    part: "params", or "ema" for the average. Returns the matching part of the tree, and
+    reports missing and unexpected parameters through `say`. Paths that begin with one
+    of `fresh` count as missing; so do paths that begin with one of `of_classes` if the
+    number of classes differs. Raises UserError for other shapes, and if one encoder has
+    parameters that the other lacks, the pooler aside.
     """
     foreign = hasattr(folder, "describe")
     theirs = dict(folder.describe() if foreign else describe(folder))

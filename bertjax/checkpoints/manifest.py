@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which checkpoints exist, which are whole: checksums, without jax or orbax.
+"""Listing and verification of checkpoints by checksums, without jax or orbax.
 
-WORKDIR/checkpoints/<step>/state/...      orbax
+WORKDIR/checkpoints/<step>/state/...      written by orbax
                            meta.json      step, tokens, config, tokenizer, format
-                           manifest.json  a checksum a file and its own, written last
-WORKDIR/damaged/<step>                    what failed its checksums
+                           manifest.json  a checksum per file and its own, written last
+WORKDIR/damaged/<step>                    checkpoints that failed their checksums
 """
 
 import hashlib
@@ -20,18 +20,18 @@ from bertjax.checkpoints import best
 from bertjax.storage.atomic import is_remote
 from bertjax.storage.paths import expand
 
-# 2: what is frozen of the model (optim.freeze) is a part of its own, `frozen`, and not
-# in `params`, `ema` and the optimizer's.
+# Since format 2 the frozen parameters (optim.freeze) are in a separate part, `frozen`,
+# and not in `params`, `ema` and the optimizer's state.
 FORMAT = 2
 MANIFEST = "manifest.json"
 META = "meta.json"
 
 
 def as_path(path: str | Path) -> Any:
-    """Return an absolute path object (orbax wants one); gs:// through etils.
+    """Return an absolute path object, as orbax requires; gs:// through etils.
 
-    Raises UserError for other kinds of URLs, for gs: without its //, which would be a
-    directory here, and where one cannot be reached.
+    Raises UserError for other kinds of URLs, for gs: without //, which would be a local
+    directory, and for a URL that cannot be reached.
     """
     if is_remote(path):
         from etils import epath
@@ -39,7 +39,7 @@ def as_path(path: str | Path) -> Any:
         try:
             found = epath.Path(path)
             found.exists()
-        except Exception as e:  # each kind of storage has its own
+        except Exception as e:  # each kind of storage has its own exceptions
             reason = " ".join(str(e).split())[:200]
             raise UserError(
                 f"{path} cannot be reached ({type(e).__name__}: {reason}): give a "
@@ -54,7 +54,7 @@ def as_path(path: str | Path) -> Any:
 def local_workdir(path: str) -> Path:
     """Return --workdir as an absolute path on a disk of this machine.
 
-    Raises UserError of a URL.
+    Raises UserError for a URL.
     """
     if is_remote(path):
         raise UserError(f"--workdir={path}: give a directory on a disk of this machine")
@@ -65,13 +65,13 @@ def steps(workdir: Any) -> list[int]:
     """List the steps of WORKDIR/checkpoints in ascending order."""
     folder = workdir / "checkpoints"
     saved = _numbered(folder)
-    if is_remote(folder):  # the manifest is what makes it one (manager.py)
+    if is_remote(folder):  # there it is complete once it has a manifest (manager.py)
         saved = [n for n in saved if (folder / str(n) / MANIFEST).exists()]
     return saved
 
 
 def unfinished(workdir: Any) -> list[Any]:
-    """List what kills left in WORKDIR/checkpoints in saving or deleting."""
+    """List what a run that was killed while saving or deleting left in checkpoints/."""
     folder = workdir / "checkpoints"
     found = [p for p in folder.iterdir() if p.name.startswith(("saving-", "deleting-"))]
     bare = {*_numbered(folder)} - {*steps(workdir)}
@@ -98,7 +98,7 @@ def checksum(path: Any) -> str:
 
 
 def files(folder: Any) -> dict[str, Any]:
-    """List the files below a folder by their relative names, the manifest aside."""
+    """List the files below a folder by relative name, without the manifest."""
     found, todo = {}, [(folder, "")]
     while todo:
         where, prefix = todo.pop()
@@ -119,17 +119,18 @@ def write_manifest(folder: Any) -> None:
 
 
 def _own_checksum(record: dict[str, Any]) -> str:
-    """Return the sha256 of what a manifest says; the same in formats to come."""
+    """Return the sha256 of a manifest's content; later formats must keep this one."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def _read_manifest(folder: Any) -> dict[str, Any]:
-    """Return what a manifest says. Raises ValueError where it is damaged."""
+    """Return a manifest's content. Raises ValueError if it is damaged."""
     record = json.loads((folder / MANIFEST).read_text())
     if not isinstance(record, dict):
         raise ValueError
     own = record.pop("checksum", None)
-    # The first ones had none, and nothing but this; a flipped bit looks otherwise.
+    # The first manifests had no checksum, and exactly these keys. A manifest with a
+    # flipped bit does not look like one of them.
     known = record.keys() == {"format", "sha256"} and record["format"] == 1
     first = own is None and known
     if not first and own != _own_checksum(record):
@@ -138,9 +139,9 @@ def _read_manifest(folder: Any) -> dict[str, Any]:
 
 
 def problem(folder: Any) -> str | None:
-    """Say what is wrong with a checkpoint's files; None when they are whole.
+    """Return what is wrong with a checkpoint's files; None if they are intact.
 
-    Raises UserError when a later version wrote them: that is no damage.
+    Raises UserError if a later version wrote them, which is no damage.
     """
     try:
         record = _read_manifest(folder)
@@ -164,12 +165,12 @@ def problem(folder: Any) -> str | None:
 
 
 def read_meta(folder: Any) -> dict[str, Any]:
-    """Return what a checkpoint says of itself."""
+    """Return the metadata of a checkpoint."""
     return json.loads((folder / META).read_text())
 
 
 def newest_before(workdir: Any, step: int) -> int | None:
-    """Return the newest whole checkpoint of at most this step, if there is one."""
+    """Return the step of the newest intact checkpoint up to `step`, or None."""
     for found in reversed(steps(workdir)):
         if found <= step and not problem(workdir / "checkpoints" / str(found)):
             return found
@@ -177,10 +178,11 @@ def newest_before(workdir: Any, step: int) -> int | None:
 
 
 def newest_intact(workdir: Any, say: Callable[[str], None]) -> int | None:
-    """Verify from the newest down and return the first whole step; None if none were.
+    """Verify checkpoints from the newest down; return the first intact step.
 
-    A damaged one is named, moved to WORKDIR/damaged and kept. Raises
-    RunError when there were checkpoints and none is whole.
+    Returns None if there were no checkpoints. A damaged one is reported, moved to
+    WORKDIR/damaged and kept. Raises RunError if there were checkpoints and none is
+    intact.
     """
     found = steps(workdir)
     for step in reversed(found):
@@ -194,7 +196,7 @@ def newest_intact(workdir: Any, say: Callable[[str], None]) -> int | None:
             aside = aside.parent / f"{step}-{time.time_ns()}"
         folder.rename(aside)
         say(f"checkpoints/{step} is damaged: {wrong}; it is now {aside}")
-    # Nothing was whole, now or at an earlier start: beginning anew would hide the loss.
+    # None is intact, now or at an earlier start: starting anew would hide the loss.
     if found or _numbered(workdir / "damaged"):
         raise RunError(
             f"no checkpoint of {workdir} is whole; nothing was started: look at its "
@@ -206,10 +208,11 @@ def newest_intact(workdir: Any, say: Callable[[str], None]) -> int | None:
 def resolve(
     model: str | Path, say: Callable[[str], None] = lambda text: None
 ) -> tuple[Any, Any]:
-    """Find (workdir, checkpoint) of a workdir or of a checkpoint.
+    """Return (workdir, checkpoint) for the path of a workdir or of a checkpoint.
 
-    A workdir's is its newest, or the best one (eval.best) where its run kept that,
-    which is said where they differ. Raises FileNotFoundError.
+    For a workdir it is the newest checkpoint, or the best one (eval.best) if the run
+    kept that, which is reported if they differ. Raises FileNotFoundError if there is no
+    checkpoint.
     """
     path = as_path(model)
     if (path / META).exists():

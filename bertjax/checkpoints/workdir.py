@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files at the top of a workdir: what was asked for, what it ran on."""
+"""The files at the top of a workdir: the configuration and the environment of a run."""
 
 import contextlib
 import datetime
@@ -22,7 +22,7 @@ PACKAGES = "jax jaxlib flax optax orbax-checkpoint numpy tokenizers sentencepiec
 
 
 def read_json(path: Any) -> dict[str, Any]:
-    """Return the object in a file; {} where there is no whole one."""
+    """Return the JSON object in a file; {} if there is no valid one."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -31,7 +31,7 @@ def read_json(path: Any) -> dict[str, Any]:
 
 
 def finite(value: Any) -> Any:
-    """Put None where a number is not finite, also within: JSON has no word for it.
+    """Replace numbers that are not finite by None, at any depth, as JSON has none.
 
     >>> finite({"loss": float("nan"), "steps": [2, 3]})
     {'loss': None, 'steps': [2, 3]}
@@ -45,7 +45,7 @@ def finite(value: Any) -> Any:
 
 
 def versions() -> dict[str, str]:
-    """List the versions that decide a run's numbers."""
+    """Return the versions of Python and of packages that affect a run's numbers."""
     found = {"python": platform.python_version(), "bertjax": __version__}
     for name in PACKAGES.split():
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -54,8 +54,11 @@ def versions() -> dict[str, str]:
 
 
 def git_commit() -> str | None:
-    """Return the commit of the source tree this runs from; None where it is none (an
-    installed package may lie in the tree of another project), or git is not there."""
+    """Return the commit of the source tree that this code runs from, or None.
+
+    It is None for an installed package, even inside the tree of another project, and
+    without git.
+    """
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None
@@ -70,22 +73,24 @@ def git_commit() -> str | None:
 
 
 def scores_of(workdir: Any, step: int) -> dict[str, Any]:
-    """Return {"eval/SET/METRIC": value} of a step's evaluation in metrics.jsonl; {}
-    where it holds none."""
+    """Return a step's evaluation from metrics.jsonl as {"eval/SET/METRIC": value}.
+
+    {} if there is none.
+    """
     rows = map(json.loads, rows_up_to(workdir / "metrics.jsonl", step, '"eval/'))
     own = (row.items() for row in rows if row["step"] == step)
     return {k: v for items in own for k, v in items if k.startswith("eval/")}
 
 
 def has_scores(workdir: Any, step: int) -> bool:
-    """True when metrics.jsonl holds an evaluation of this step."""
+    """Return True if metrics.jsonl has an evaluation of this step."""
     return bool(scores_of(workdir, step))
 
 
 def rows_up_to(path: Any, step: int, holding: str = "") -> list[str]:
     """Return the complete lines of a metrics file whose step is at most `step`.
 
-    holding: a text that the lines have in them.
+    holding: return only lines that contain this text.
     """
     if not path.exists():
         return []
@@ -99,12 +104,12 @@ def rows_up_to(path: Any, step: int, holding: str = "") -> list[str]:
             if line.endswith("\n") and int(row["step"]) <= step:
                 kept.append(line)
         except (ValueError, TypeError, KeyError):
-            continue  # half a line, or no row of ours
+            continue  # an incomplete line, or not a row of metrics
     return kept
 
 
 def amend_run(path: Any, **facts: Any) -> None:
-    """Write facts that became known later into run.json."""
+    """Add facts to run.json that became known later."""
     write_run(path / "run.json", read_json(path / "run.json") | facts)
 
 
@@ -115,8 +120,11 @@ def write_run(file: Any, run: Mapping[str, Any]) -> None:
 def is_done(
     path: Any, restored: int | None, scored: bool, longer: bool = False
 ) -> bool:
-    """True when the newest checkpoint is the run's last (and has its scores), unless a
-    changed config may make the run longer."""
+    """Return True if the newest checkpoint is the run's last, and has its scores.
+
+    scored: whether the run has evaluations. longer: whether a changed config may make
+    the run longer, in which case it is not done.
+    """
     if path is None or restored is None or longer:
         return False
     last = restored == read_json(path / "run.json").get("total_steps")
@@ -124,9 +132,9 @@ def is_done(
 
 
 def check_text(path: Any, before: dict[str, str], hashes: dict[str, str]) -> None:
-    """Refuse to go on with other text than the run began with: UserError.
+    """Raise UserError if a run would resume with other text than it began with.
 
-    before: the content hashes that the checkpoint names; hashes: those of now.
+    before: the content hashes in the checkpoint; hashes: the present ones.
     """
 
     def key(name: str) -> str:
@@ -134,7 +142,7 @@ def check_text(path: Any, before: dict[str, str], hashes: dict[str, str]) -> Non
             return name
         return "data.train" if name.partition("/")[0] == "train" else "data.valid"
 
-    # A new validation set changes nothing of the training; anything else does.
+    # A new validation set does not change the training; anything else does.
     new = {name for name in hashes if key(name) != "data.valid"} - before.keys()
     for name in [*before, *sorted(new)]:
         old, now = before.get(name, "absent"), hashes.get(name, "absent")
@@ -152,10 +160,11 @@ def begin(
     save_tokenizer: Callable[[Path], None],
     counts: np.ndarray,
 ) -> None:
-    """Write what the run is, before its first step.
+    """Write the files that describe a run, before its first step.
 
-    texts: files by name. facts: what run.json says beside versions and the history of
-    starts. counts [V]: how often each id occurs in the training text. Raises UserError.
+    texts: the content of files by name. facts: the entries of run.json, without
+    versions and the history of starts. counts [V]: how often each id occurs in the
+    training text. Raises UserError if the workdir cannot be written.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a workdir holds: a run, a sweep, a converted model. No jax.
+"""The kind of a workdir: a run, a sweep, or a converted or compressed model.
 
-Each writes checkpoints that only it can go on from, so each looks here first.
+Only a run can resume from a run's checkpoints, and only a sweep from a sweep's, so each
+checks the kind first. This module needs no jax.
 """
 
 import json
@@ -12,16 +13,16 @@ from bertjax import UserError
 from bertjax.checkpoints import manifest
 from bertjax.checkpoints.workdir import read_json
 
-RESULTS = "sweep.json"  # of a sweep that is done
+RESULTS = "sweep.json"  # the results of a finished sweep
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
-MEMBERS = "members"  # the states of one that is under way
+MEMBERS = "members"  # the states of a sweep that is not finished
 RUN, CONVERTED = "a run", "a converted model"
 COMPRESSED = "a compressed model"
 SWEEP, UNDER_WAY = "a sweep", "a sweep under way"
 
 
 def kind(path: Any) -> str:
-    """Return what a workdir holds: one of the names above, "" without a checkpoint."""
+    """Return the kind of a workdir, one of the names above; "" without a checkpoint."""
     if (path / RESULTS).exists():
         return SWEEP
     if (path / MEMBERS).exists():
@@ -38,7 +39,7 @@ def kind(path: Any) -> str:
 
 
 def check_run(path: Any) -> None:
-    """Refuse a workdir in which no run can begin or go on: UserError."""
+    """Raise UserError for a workdir in which no run can begin or resume."""
     what = kind(path)
     if what == UNDER_WAY:
         raise UserError(
@@ -53,9 +54,12 @@ def check_run(path: Any) -> None:
 
 
 def check_sweep(path: Any, runs: Any) -> None:
-    """Refuse a workdir without sweep.json whose checkpoints are not of the sweep under
-    way, of these `runs`, (seed, rate) each, where nothing is saved of it: UserError. A
-    sweep killed in its last moment leaves one."""
+    """Raise UserError if a workdir's checkpoints are not those of the sweep.
+
+    The workdir has no sweep.json; a sweep that was killed at its very end leaves such a
+    one, with checkpoints. The sweep's runs are those of its saved members, or `runs`,
+    (seed, rate) each, if no member is saved.
+    """
     what, members = kind(path), path / MEMBERS / "0"
     saved = [read_meta(members, step).get("runs") for step in manifest.steps(members)]
     known = saved or [[list(run) for run in runs]]
@@ -70,12 +74,15 @@ def check_sweep(path: Any, runs: Any) -> None:
 
 
 def read_meta(path: Any, step: int) -> dict[str, Any]:
-    """Return what a checkpoint says of itself; {} where that is damaged."""
+    """Return the metadata of a checkpoint; {} if that is damaged."""
     return read_json(path / "checkpoints" / str(step) / manifest.META)
 
 
 def read_object(file: Any) -> dict[str, Any]:
-    """Return the object in a file; {} without the file. Raises UserError: damaged."""
+    """Return the JSON object in a file; {} without the file.
+
+    Raises UserError if the file is damaged.
+    """
     try:
         found = json.loads(file.read_text())
         if not isinstance(found, dict) or not found:
@@ -89,9 +96,10 @@ def read_object(file: Any) -> dict[str, Any]:
 
 
 def why_no_checkpoint(path: Any, given: str = "") -> str:
-    """Say what a directory without a checkpoint lacks to be a model.
+    """Return why a path without a checkpoint is no model.
 
-    given: how the user wrote it; it may be the name of a model on huggingface.co.
+    given: the path as the user wrote it; it may be the name of a model on
+    huggingface.co.
     """
     if not path.is_dir():
         if path.exists():
@@ -116,10 +124,10 @@ def why_no_checkpoint(path: Any, given: str = "") -> str:
 
 
 def _what_else(path: Any) -> str:
-    """Say what a directory that is no model holds: an adapter, or models.
+    """Return the end of a message about a directory that holds an adapter or models.
 
-    The cache of huggingface_hub has them in snapshots/, sentence-transformers had them
-    in 0_Transformer/.
+    The cache of huggingface_hub has models in snapshots/; sentence-transformers had
+    them in 0_Transformer/.
     """
     if (path / "adapter_config.json").exists():
         return (
