@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files and directories on a disk: written whole or not at all."""
+"""Atomic writing of files and directories."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write a file whole or not at all, on a disk or in a bucket."""
+"""Atomic writing of files, on a disk or in a bucket."""
 
 import glob
 import io
@@ -14,7 +14,7 @@ from bertjax.storage.paths import expand
 
 
 def is_remote(path: Any) -> bool:
-    """True for gs:// and the like."""
+    """Return True for a URL such as gs://."""
     return "://" in str(path)
 
 
@@ -23,14 +23,15 @@ def write_file(
     content: bytes | str | Callable[[IO[bytes]], Any],
     what: str | None = None,
 ) -> None:
-    """Write a file, and its parents, so that nobody ever finds half of it.
+    """Write a file atomically, and create its parent directories.
 
-    On a disk the content goes to a draft beside the file, which takes its place once it
-    is on the disk. Object stores make a file appear whole, and have no cheap rename.
+    On a disk the content is written to a draft beside the file, which replaces the file
+    once it is synced. In object stores a file appears as a whole anyway, and renaming
+    is not cheap, so there it is written directly.
 
-    path: a pathlib.Path, or etils.epath's of a URL. content: text is UTF-8; a function
-    writes to an open file. Raises OSError; with `what`, which names the file, UserError
-    "WHAT cannot be written: REASON".
+    path: a pathlib.Path, or an etils.epath.Path for a URL. content: bytes, text (as
+    UTF-8), or a function that writes to an open file. what: the name of the file in
+    messages. Raises OSError; with `what` UserError "WHAT cannot be written: REASON".
     """
 
     def write(file: IO[bytes]) -> None:
@@ -54,7 +55,8 @@ def write_file(
 
 
 def _replace(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
-    # Processes of several hosts may write the same file of a shared disk.
+    # The name is random, because processes of several hosts may write the same file on
+    # a shared disk.
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     try:
         with draft.open("wb") as file:
@@ -67,9 +69,9 @@ def _replace(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
 
 
 def copy_files(source: Path, target: Any) -> None:
-    """Copy the files of a directory tree, each whole or not at all.
+    """Copy the files of a directory tree, each of them atomically.
 
-    target: a directory that may be remote; it is made. Raises OSError.
+    target: a directory, maybe a remote one, which is created. Raises OSError.
     """
     target.mkdir(parents=True, exist_ok=True)
     for file in filter(Path.is_file, source.rglob("*")):
@@ -82,11 +84,12 @@ def check_out(
     ending: str = "",
     source: tuple[str, str | Sequence[str] | None] = ("", None),
 ) -> Path:
-    """Return the file to write, which a flag names.
+    """Check the output file that a flag names, and return its path.
 
-    ending: of its name, in any case. source: the flag of what is read, and its value:
-    files and patterns, with commas, each maybe named; or the files. Raises UserError
-    for what cannot be such a file, and for a file that is read.
+    ending: the required suffix of its name, in upper or lower case. source: the flag of
+    the input, and its value: comma-separated files and patterns, each with an optional
+    name; or a sequence of files. Raises UserError if the path cannot be such a file, or
+    if it is one of the input files.
     """
     out = expand(name, flag)
     if is_remote(name):
@@ -113,8 +116,10 @@ def _exists(path: str) -> bool:
 
 
 def _files_of(value: str) -> Iterator[str]:
-    """Yield the files that there are of a path or pattern, or of several with commas,
-    each maybe named: a=x.txt,b=y/*.txt."""
+    """Yield the existing files of a path or pattern, or of a comma-separated list.
+
+    The parts of a list may have names: a=x.txt,b=y/*.txt.
+    """
     path = os.path.expanduser(value)
     if os.path.exists(path):
         yield path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories that are there whole or not at all."""
+"""Atomic creation and removal of directories, and locks."""
 
 import contextlib
 import fcntl
@@ -20,19 +20,19 @@ from bertjax.storage.atomic import copy_files, is_remote
 T = TypeVar("T")
 
 TEMPORARY = ".unfinished-"
-ABANDONED = 86_400.0  # seconds
+ABANDONED = 86_400.0  # seconds after which another host's draft is removed
 
 
 def make_whole(
     target: Path, write: Callable[[Path], None], what: str | None = None
 ) -> bool:
-    """Call `write` on an empty directory; rename it to `target` once it is on the disk.
+    """Call `write` on an empty directory, sync it, and rename it to `target`.
 
-    Whatever happens before leaves nothing that could be taken for `target`, no new
-    parents either. Directories left behind by processes that died are removed.
-    Returns False where another process finished the same `target` first, whose result
-    is kept. Raises UserError "WHAT cannot be written: REASON"; without `what` it names
-    the cache that holds `target`.
+    A failure before the renaming leaves nothing that could be mistaken for `target`,
+    and no new parent directories. Directories left behind by processes that died are
+    removed. Returns False if another process finished the same `target` first; its
+    result is kept. Raises UserError "WHAT cannot be written: REASON"; without `what`
+    the message names the cache that holds `target`.
     """
     new_parents = [p for p in target.parents if not p.exists()]
     try:
@@ -50,27 +50,29 @@ def make_whole(
             _sync(target.parent)
             return True
     finally:
-        for parent in new_parents:  # the deepest first; what holds the target stays
+        # The deepest comes first. A parent that is not empty cannot be removed, so
+        # those of the target stay.
+        for parent in new_parents:
             with contextlib.suppress(OSError):
                 parent.rmdir()
 
 
 def remove(target: Path) -> None:
-    """Remove a directory at once: nobody finds half of it. It may be gone already."""
+    """Remove a directory atomically, if it exists."""
     if target.is_dir():
         with _draft(target) as temporary, contextlib.suppress(FileNotFoundError):
             target.rename(temporary)
 
 
 def write_directory(path: Any, write: Callable[[Path], None]) -> None:
-    """Let `write(local directory)` replace the files of a directory, maybe remote."""
+    """Call `write(local directory)` and copy its files to `path`, maybe remote."""
     with tempfile.TemporaryDirectory() as local:
         write(Path(local))
         copy_files(Path(local), path)
 
 
 def read_directory(path: Any, read: Callable[[Path], T]) -> T:
-    """Return `read(local directory)` of a directory that may be remote."""
+    """Return `read(local directory)` for a directory that may be remote."""
     if not is_remote(path):
         return read(Path(path))
     with tempfile.TemporaryDirectory() as local:
@@ -82,11 +84,11 @@ def read_directory(path: Any, read: Callable[[Path], T]) -> T:
 def lock(
     path: Any, flag: str = "--workdir", does: str = "trains in it"
 ) -> contextlib.AbstractContextManager:
-    """Keep a second process of this machine out of a workdir, as long as it is open.
+    """Lock a workdir or file against other processes of this machine.
 
-    Nothing keeps it out of a remote one. flag, does: name the path in messages, which
-    may be a file's, and what is done there. Raises UserError when another process has
-    it. The kernel lets go when a process dies.
+    The lock holds until the result is closed; the kernel releases it when the process
+    dies. A remote workdir is not locked. flag, does: for messages, the flag of the path
+    and what is done there. Raises UserError if another process has the lock.
     """
     if is_remote(path):
         return contextlib.nullcontext()
@@ -103,7 +105,7 @@ def lock(
 
 @contextlib.contextmanager
 def _draft(target: Path, what: str | None = None) -> Iterator[Path]:
-    """Give the path of a draft of `target` beside it; remove what is left of it."""
+    """Yield the path of a draft beside `target`; remove it if it still exists."""
     parent, lock, temporary = target.parent, None, None
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -129,42 +131,43 @@ def _sync(path: Path) -> None:
 
 
 def _claim(parent: Path, name: str) -> tuple[IO[bytes], Path]:
-    """Return a locked file and the temporary directory that the lock stands for.
+    """Return a locked file, and the path of the temporary directory that it protects.
 
-    The kernel gives the lock back when the process dies, however it dies; process
-    ids would not do, they come again (a container's first process is always 1).
+    The kernel releases the lock when the process dies, however it dies. Process ids
+    would not be enough, because they are reused (a container's first process is always
+    1).
     """
     while True:
         temporary = parent / f"{TEMPORARY}{name}-{os.getpid()}-{secrets.token_hex(4)}"
         try:
             lock = open(f"{temporary}.lock", "xb")  # noqa: SIM115
-        except FileNotFoundError:  # somebody has just removed the empty parent
-            if parent.exists():  # or nothing can be made in it, as in /proc
+        except FileNotFoundError:  # another process just removed the empty parent
+            if parent.exists():  # or files cannot be created in it, as in /proc
                 raise
             parent.mkdir(parents=True, exist_ok=True)
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # somebody's _sweep came between, and has it
+        except BlockingIOError:  # another process's _sweep has the lock
             lock.close()
             continue
         lock.write(socket.gethostname().encode())
         lock.flush()
-        if os.path.exists(lock.name):  # or a _sweep came and went
+        if os.path.exists(lock.name):  # otherwise a _sweep removed it meanwhile
             return lock, temporary
         lock.close()
 
 
 def _sweep(parent: Path) -> None:
-    """Remove what processes that died left behind.
+    """Remove the drafts of processes that died.
 
-    On some shared disks a lock holds on its own host alone, so that the work of other
-    hosts is left for ABANDONED seconds.
+    On some shared disks a lock is valid only on its own host, so drafts of other hosts
+    are kept for ABANDONED seconds.
     """
     here = socket.gethostname().encode()
     for path in parent.glob(f"{TEMPORARY}*.lock"):
         try:
-            with open(path, "r+b") as lock:  # over NFS a lock is of what one may write
+            with open(path, "r+b") as lock:  # NFS locks only files opened for writing
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 age = time.time() - os.fstat(lock.fileno()).st_mtime
                 if lock.read() not in (b"", here) and age < ABANDONED:
@@ -172,4 +175,4 @@ def _sweep(parent: Path) -> None:
                 shutil.rmtree(path.with_suffix(""), ignore_errors=True)
                 path.unlink(missing_ok=True)
         except OSError:
-            continue  # somebody is at work there, or swept it just now
+            continue  # another process is writing there, or just removed it

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths as people write them."""
+"""Paths as users write them."""
 
 import os
 from pathlib import Path
@@ -8,11 +8,11 @@ from bertjax import UserError
 
 
 def expand(path: str | os.PathLike[str], key: str = "") -> Path:
-    """Return a path in which ~ is a home directory.
+    """Return a path with ~ expanded to a home directory.
 
-    key: the flag or key of a config that names it. Raises UserError, which begins with
-    that: no such home, or nothing can be there (a text, too long for a name; a
-    directory that may not be looked into).
+    key: the flag or config key of the path, with which messages begin. Raises UserError
+    if there is no such home directory, or if nothing can exist at the path (a text that
+    is too long for a name; a directory without permission).
     """
     where, found = f"{key}=" * bool(key), os.path.expanduser(path)
     if found.startswith("~"):
