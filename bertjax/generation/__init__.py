@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text out of models: from left to right, or by filling blanks in any order."""
+"""Text generation: from left to right, or by filling blanks in any order."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts that a finetuned model writes to rows of texts, in evaluations and answers."""
+"""Generation by models that were finetuned to write texts, for evaluate and predict."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -19,10 +19,10 @@ Batch = Mapping[str, jax.Array]
 
 
 class Writing(NamedTuple):
-    """How texts are written: the likeliest token each time, or the best of beams.
+    """How texts are generated: greedily, or by beam search.
 
-    max_new_tokens: of a text, special ones included. temperature: divides the scores
-    of passages, where rows have some.
+    max_new_tokens: per text, including special tokens. temperature: divides the scores
+    of passages, if the rows have passages.
     """
 
     max_new_tokens: int
@@ -32,17 +32,17 @@ class Writing(NamedTuple):
 
 
 def writing_of(config: Any) -> Writing:
-    """Return how the model of a config writes texts."""
+    """Return how the model of a config generates texts."""
     task, width = config.task, prepare_task.targets_of(config).width
     return Writing(width, task.num_beams, task.length_penalty, task.temperature)
 
 
 def with_texts(objective: Any, cfg: Any, tokens: Any, writing: Writing) -> Any:
-    """Return the objective of rows of texts (objectives/seq2seq.py) whose `evaluate`
-    writes texts too, and has more outputs of every row:
+    """Return the objective (objectives/seq2seq.py) with generation in its `evaluate`.
 
-    generated_ids i32 [B, T]; generated_lengths i32 [B], of them; generated_scores f32
-    [B], the sum of ln p of these tokens. tokens: the TokenIds of the tokenizer.
+    `evaluate` then also outputs for every row generated_ids i32 [B, T],
+    generated_lengths i32 [B], and generated_scores f32 [B], the sum of ln p of these
+    tokens. tokens: the TokenIds of the tokenizer.
     """
 
     def evaluate(params: Any, batch: Batch) -> tuple[Any, Any]:
@@ -65,7 +65,7 @@ def with_texts(objective: Any, cfg: Any, tokens: Any, writing: Writing) -> Any:
 def write(
     params: Any, cfg: Any, batch: Batch, tokens: Any, writing: Writing
 ) -> decode.Generated:
-    """Write a text for each row of a batch, whatever its target is."""
+    """Generate a text for each row of a batch, ignoring its target."""
     decoder = incremental.make_decoder(cfg)
     params = incremental.unstack_layers(params, cfg)
     if "passage_scores" in batch:
@@ -84,7 +84,7 @@ def write(
 
 
 def prompts_of_passages(batch: Batch, temperature: float) -> dict[str, jax.Array]:
-    """Return what marginal_decoder takes, of rows of objective=rag."""
+    """Return the batch for marginal_decoder from rows of objective=rag."""
     b, k = batch["passage_scores"].shape
     rows = prompts_of(by_passage(batch))
     prompts = {x: y.reshape(b, k, -1).swapaxes(1, 2) for x, y in rows.items()}
@@ -93,10 +93,10 @@ def prompts_of_passages(batch: Batch, temperature: float) -> dict[str, jax.Array
 
 
 def prompts_of(batch: Batch) -> dict[str, jax.Array]:
-    """Return what is known of rows before a target is: their texts.
+    """Return the rows of a batch without their targets.
 
-    Of rows of text and target the text, which ends where the first token of the target
-    is predicted; of a decoder's side what it begins with.
+    A row of text and target is cut at the position that predicts the target's first
+    token. On a decoder's side only the start token is left.
     """
     ids, real = batch["input_ids"], batch["attention_mask"]
     if "decoder_input_ids" in batch:
@@ -105,8 +105,8 @@ def prompts_of(batch: Batch) -> dict[str, jax.Array]:
         own["decoder_attention_mask"] = jnp.ones_like(start)
         return {"input_ids": ids, "attention_mask": real} | own
     if "lm_positions" in batch:
-        # Batches of short rows are cut to what they need, with no room for the longest
-        # target: how far texts reach is in their rows alone.
+        # Batches of short rows are cut to what they need, and may have no room for the
+        # longest target, so only the row itself says where its text ends.
         size = batch["lm_positions"][:, :1] + 1
         real = (jnp.arange(ids.shape[1]) < size).astype(jnp.int32)
         ids = ids * real

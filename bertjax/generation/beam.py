@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Beam search, as transformers has it (GenerationMixin._beam_search of version 5).
+"""Beam search as in transformers (GenerationMixin._beam_search of version 5).
 
-Of each row `num_beams` texts are open. A step looks at all tokens behind all of them,
-and takes the best (1 + number of end tokens) num_beams by the sum of ln p: as many as
-it takes for num_beams of them to go on. Of the best num_beams those that end are
-compared, by that sum over length ** length_penalty, with the finished ones; the best
-num_beams stay. A row is done where its best open text cannot be better than its worst
-finished one. What becomes of a row does not depend on the others.
+Each row has `num_beams` open texts. A step scores all next tokens of all of them, and
+selects the best (1 + number of end tokens) num_beams candidates by the sum of ln p, so
+that at least num_beams of them continue. Those of the best num_beams candidates that
+end are compared with the finished texts, by that sum divided by length **
+length_penalty; the best num_beams stay. A row is done when its best open text cannot
+become better than its worst finished one. Rows do not depend on each other.
 """
 
 import functools
@@ -30,17 +30,17 @@ from bertjax.generation.pick import NEVER, is_end, mark_seen, penalise
 from bertjax.models.incremental import Decoder
 from bertjax.models.layers import take_at
 
-LOST = -1e9  # transformers' score of what must not be taken
+LOST = -1e9  # transformers' score of candidates that must not be selected
 
 
 class Beams(NamedTuple):
-    """How wide a search is, and when it ends.
+    """The settings of a beam search.
 
-    length_penalty: above 0 long texts win, below 0 short ones. early_stopping: "true"
-    ends a row where num_beams texts are finished; "false" where the best open text, as
-    long as it is now, is worse than the worst finished one; "never" where it is worse
-    at the length, now or the greatest, at which it would score best.
-    repetition_penalty: as of Pick, of ln p.
+    length_penalty: above 0 long texts are preferred, below 0 short ones.
+    early_stopping: "true" ends a row when num_beams texts are finished; "false" when
+    the best open text at its present length is worse than the worst finished one;
+    "never" when it is worse at the length, present or greatest, at which it would score
+    best. repetition_penalty: as in Pick, applied to ln p.
     """
 
     num_beams: int
@@ -50,21 +50,25 @@ class Beams(NamedTuple):
 
 
 class Texts(NamedTuple):
-    """Texts [B, K], best first; score f32 [B, K], by which they are compared."""
+    """Texts [B, K], best first; score: f32 [B, K], by which they are compared."""
 
     score: jax.Array
     written: Generated
     seen: jax.Array | None = None
 
     def take(self, which: jax.Array) -> "Texts":
-        """Return those of each row at `which`, i32 [B, k]."""
+        """Return the texts of each row at `which`, i32 [B, k]."""
         return jax.tree.map(lambda x: take_at(x, which), self)
 
 
 class Loop(NamedTuple):
-    """What a step hands on: tokens so far, the cache of the open texts, which are the
-    last step's at `parents` i32 [B, K]; finished: bool [B, K], which of `done` are
-    texts; hopeful: bool [B], whether an open text may still be better."""
+    """The state of the loop over steps.
+
+    step: tokens so far. cache: of the open texts of the last step. parents: i32 [B, K],
+    which of these texts each open text continues. finished: bool [B, K], which entries
+    of `done` are finished texts. hopeful: bool [B], whether an open text may still
+    become better.
+    """
 
     step: jax.Array
     cache: Any
@@ -86,11 +90,11 @@ def beam_search(
     forced: Any = 0,
     samples: int = 1,
 ) -> Generated:
-    """Write behind each row of a batch, of what decoder.prefill takes.
+    """Continue each row of a batch, which is one for decoder.prefill.
 
-    forced: how many of a row's last tokens count as written, for the penalty of length,
-    i32 [B]. samples: texts of each row, at most num_beams: rows of the result, best
-    first, those of a row together.
+    forced: i32 [B], how many of a row's last tokens the length penalty counts as
+    generated. samples: texts per row, at most num_beams. They are consecutive rows of
+    the result, best first.
     """
     static = decoder, max_new_tokens, beams, ends, samples
     forced = np.broadcast_to(np.float32(forced), len(batch["input_ids"]))
@@ -132,7 +136,7 @@ def _beam_search(
     if beams.repetition_penalty != 1:
         seen = jnp.repeat(find_seen(batch, pieces)[:, None], k, axis=1)
     nothing = nothing_written((b, k), most, ends.pad_id)
-    # Only the first counts at first: the others are the same.
+    # At first only the first text counts, because all are the same.
     first = jnp.broadcast_to(jnp.where(jnp.arange(k) == 0, 0.0, LOST), (b, k))
     lost = jnp.full((b, k), LOST, jnp.float32)
     start = Loop(
@@ -157,7 +161,7 @@ def choose_beams(
     loop: Loop,
     logits: jax.Array,
 ) -> Loop:
-    """Take a step: logits f32 [B K, V] behind the open texts; see beam_search."""
+    """Do one step; logits: f32 [B K, V] of the tokens after the open texts."""
     b, k = loop.open.score.shape
     step = loop.step
     likely = jax.nn.log_softmax(logits, axis=-1).reshape(b, k, -1)
@@ -177,7 +181,7 @@ def choose_beams(
     found = append(loop.open.take(parents)._replace(score=best), step, tokens, own)
     ending = is_end(tokens, ends.ends) | (step + 1 == most)
 
-    # What goes on, and what is finished.
+    # Separate the texts that continue from those that are finished.
     going = found.score + ending * LOST
     going, which = jax.lax.top_k(going, k)
     parents = jnp.take_along_axis(parents, which, axis=1)
@@ -195,7 +199,7 @@ def choose_beams(
     finished = jnp.take_along_axis(finished, which, axis=1)
     done = both.take(which)
 
-    # Whether the best open text may still become better than the worst finished one.
+    # Find out whether the best open text may still beat the worst finished one.
     if beams.early_stopping == "never" and beams.length_penalty > 0:
         length = (most + forced[:, None]) ** beams.length_penalty
     worst = jnp.where(finished, done.score.min(axis=1, keepdims=True), LOST)
@@ -207,7 +211,7 @@ def choose_beams(
 def append(
     texts: Texts, step: jax.Array, tokens: jax.Array, log_probs: jax.Array
 ) -> Texts:
-    """Write a token behind each text: tokens i32 and log_probs f32 [B, K]."""
+    """Append a token to each text: tokens i32 and log_probs f32 [B, K]."""
     ids, lengths, before = texts.written
     written = Generated(
         ids.at[:, :, step].set(tokens),

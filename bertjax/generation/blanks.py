@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blanks of texts filled by a masked LM or a diffusion model, in an order of choice.
+"""Filling of blanks by a masked LM or a diffusion model, in a selectable order.
 
-A text without a blank is begun with: as many blanks as there are to be new tokens come
-behind it.
+A text without a blank is continued: as many blanks as new tokens are appended to it.
 """
 
 import functools
@@ -16,16 +15,16 @@ from bertjax.data.progress import Progress
 from bertjax.generation.options import Options
 from bertjax.generation.texts import Output, check_finite
 
-LOGITS_MB = 256  # of logits at once
-MASKS = ("[MASK]", "<mask>")  # blanks, of which a model has one
+LOGITS_MB = 256  # the largest logits of a batch
+MASKS = ("[MASK]", "<mask>")  # mask tokens; a model has one of them
 
 
 class BlankModel(NamedTuple):
-    """What fills blanks.
+    """A model that fills blanks.
 
-    params: {"encoder", "mlm"} on the device. before: predictions are read one place to
-    the left, as masked next-token prediction has them. block: tokens of a block, of
-    which each sees its own and those before it alone; 0: all see all.
+    params: {"encoder", "mlm"} on the device. before: predictions are read one position
+    to the left, as in masked next-token prediction. block: tokens per block, where a
+    block attends only to itself and the blocks before it; 0: no blocks.
     """
 
     cfg: Any
@@ -36,16 +35,16 @@ class BlankModel(NamedTuple):
 
 
 class Row(NamedTuple):
-    """[CLS] text [SEP] as ids i32 [n]; blanks: where these are masked, i32 [p]."""
+    """[CLS] text [SEP] as ids i32 [n]; blanks: the positions of the masks, i32 [p]."""
 
     ids: np.ndarray
     blanks: np.ndarray
 
 
 def make_row(model: BlankModel, text: str, options: Options) -> Row:
-    """Make the row of a text.
+    """Return the row of a text.
 
-    Raises UserError for one that is too long, or has the blanks of another model.
+    Raises UserError if it is too long, or has the mask token of another model.
     """
     tokenizer, most = model.tokenizer, model.cfg.max_length
     ids = tokenizer.encode_with_masks(text)
@@ -73,11 +72,11 @@ def fill_texts(
     options: Options,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[list[Output]]:
-    """Fill the blanks of each text: as many outputs each as options say.
+    """Fill the blanks of each text; return options.num_return_sequences outputs each.
 
-    say: hears how many calls of the model it took. Raises UserError for a text that is
-    too long, blocks that the model has not learnt, and where probabilities are no
-    numbers.
+    say: is called with the number of model calls. Raises UserError for a text that is
+    too long, for a block size other than that of the model's training, and if
+    probabilities are nan.
     """
     from bertjax.generation.pick import Pick
     from bertjax.generation.unmask import Order, unmask
@@ -123,10 +122,10 @@ def fill_texts(
 def make_batches(
     model: BlankModel, rows: Sequence[Row], options: Options
 ) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
-    """Yield (which rows, batch) as `unmask` and `make_fill` take it.
+    """Yield (indices of rows, batch) for `unmask` and `make_fill`.
 
-    Each row is there num_return_sequences times. Rows are padded to few lengths and
-    numbers of blanks, and batches filled up with rows that have none.
+    Each row is repeated num_return_sequences times. Rows are padded to a few lengths
+    and to one number of blanks, and batches are filled up with rows without blanks.
     """
     from bertjax.inference import forward
 
@@ -172,10 +171,10 @@ def make_batches(
 def block_numbers(
     model: BlankModel, blanks: np.ndarray, options: Options
 ) -> np.ndarray:
-    """Return the block of each blank, i32 [p]: lower ones are filled first.
+    """Return the block number of each blank, i32 [p]; lower ones are filled first.
 
-    --block=K: K blanks each, from left to right. A model that has learnt blocks has
-    its own, by places in the row.
+    With --block=K a block is K blanks, from left to right. A model that was trained
+    with blocks uses its own, which are given by positions in the row.
     """
     if model.block:
         return blanks // model.block
@@ -184,11 +183,12 @@ def block_numbers(
 
 @functools.lru_cache(maxsize=8)
 def make_fill(cfg: Any, before: bool) -> Callable[[Any, Mapping[str, Any]], Any]:
-    """Make fill(params, batch) -> logits f32 [B, P, V] of the tokens at mlm_positions.
+    """Return fill(params, batch) -> logits f32 [B, P, V] for the mlm_positions.
 
-    The same function for equal arguments, so that a later call compiles nothing.
-    batch: input_ids, attention_mask i32 [B, L], maybe attention_steps; mlm_positions
-    i32 [B, P]; never: bool [V], ids of no probability. before: as of BlankModel.
+    Equal arguments return the same function, so that later calls compile nothing.
+    batch: input_ids, attention_mask i32 [B, L], optionally attention_steps;
+    mlm_positions i32 [B, P]; never: bool [V], ids without probability. before: as in
+    BlankModel.
     """
     import jax.numpy as jnp
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts from left to right: each token is picked, and the model goes on behind it.
+"""Left-to-right generation: greedy decoding and sampling.
 
-One program does it all: the prompts at once (`prefill`), then a loop over steps
-(`extend`) that ends when every row has met an end token.
+One compiled program does everything: it reads the prompts at once (`prefill`), then
+loops over steps (`extend`) until every row has an end token.
 """
 
 import functools
@@ -27,9 +27,11 @@ Batch = Mapping[str, Any]
 
 
 class Generated(NamedTuple):
-    """New tokens of each row, the end token included: ids i32 [B, T], `pad_id` behind
-    lengths i32 [B]; log_probs f32 [B, T], what the model itself gives each, whatever it
-    was picked by."""
+    """The new tokens of each row, including the end token.
+
+    ids: i32 [B, T], `pad_id` after `lengths`, i32 [B]. log_probs: f32 [B, T], the
+    model's ln p of each token, before temperature, top_k and penalties.
+    """
 
     ids: jax.Array
     lengths: jax.Array
@@ -42,8 +44,11 @@ class Generated(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """ends: tokens that end a text. pad_id: what stands behind. forced: the token that
-    is written last where a text reaches the greatest length; None: none is."""
+    """The end of texts.
+
+    ends: tokens that end a text. pad_id: the token after the end. forced: the last
+    token of a text that reaches max_new_tokens; None: no such token.
+    """
 
     ends: tuple[int, ...] = ()
     pad_id: int = 0
@@ -54,7 +59,7 @@ ENDLESS = Ends()
 
 
 class Loop(NamedTuple):
-    """What a step hands on; seen: bool [B, V], or None without a penalty."""
+    """The state of the loop; seen: bool [B, V], or None without a penalty."""
 
     step: jax.Array
     cache: Any
@@ -76,10 +81,10 @@ def generate(
     rows: Any = None,
     samples: int = 1,
 ) -> Generated:
-    """Write behind each row of a batch, of what decoder.prefill takes.
+    """Continue each row of a batch, which is one for decoder.prefill.
 
-    rows: i32 [B], the numbers of the rows, of which noise is made; None: 0 to B - 1.
-    samples: texts of each row, which are rows of the result, those of a row together.
+    rows: i32 [B], the numbers of the rows, from which noise is derived; None: 0 to
+    B - 1. samples: texts per row, which are consecutive rows of the result.
     """
     if rows is None:
         rows = np.arange(len(batch["input_ids"]), dtype=np.int32)
@@ -121,7 +126,7 @@ def _generate(
         if ends.forced is not None:
             at_end = step == max_new_tokens - 1
             token = jnp.where(at_end, ends.forced, token)
-            own = jnp.where(at_end, 0.0, own)  # nothing else could stand there
+            own = jnp.where(at_end, 0.0, own)  # it is certain: ln 1
         token = jnp.where(ended, ends.pad_id, token)
         written = Generated(
             written.ids.at[:, step].set(token),
@@ -146,7 +151,7 @@ def _generate(
 
 
 def nothing_written(shape: tuple[int, ...], most: int, pad_id: int) -> Generated:
-    """Return rows of no tokens yet: `shape` of them, with room for `most`."""
+    """Return `shape` rows without tokens, with room for `most`."""
     return Generated(
         jnp.full((*shape, most), pad_id, jnp.int32),
         jnp.zeros(shape, jnp.int32),
@@ -155,20 +160,20 @@ def nothing_written(shape: tuple[int, ...], most: int, pad_id: int) -> Generated
 
 
 def take_rows(tree: Any, rows: jax.Array) -> Any:
-    """Take rows, i32 [n], of every array of a tree; one may be taken several times."""
+    """Gather rows, i32 [n], of every array of a tree; a row may occur several times."""
     return jax.tree.map(lambda x: x[rows], tree)
 
 
 def start_width(batch: Batch) -> int:
-    """Return the columns that new tokens stand behind: of the decoder's own side."""
+    """Return the width of the ids that are continued: a decoder's own, if any."""
     name = "decoder_input_ids" if "decoder_input_ids" in batch else "input_ids"
     return batch[name].shape[1]
 
 
 def find_seen(batch: Batch, pieces: int) -> jax.Array:
-    """Say which tokens stand before the new ones: bool [B, V].
+    """Return which tokens occur before the new ones: bool [B, V].
 
-    Of an encoder-decoder those of the decoder's side, as in transformers.
+    For an encoder-decoder these are the decoder's tokens, as in transformers.
     """
     side = "decoder_" if "decoder_input_ids" in batch else ""
     ids, real = batch[f"{side}input_ids"], batch[f"{side}attention_mask"]

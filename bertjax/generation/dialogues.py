@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversations as prompts: rows as a model of answers learnt them, up to its turn."""
+"""Conversations as prompts: rows like those of training, up to the model's turn."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,20 +22,22 @@ from bertjax.data.features.base import GatheredRows
 from bertjax.data.sequences.make_plan import make_plan
 from bertjax.data.sequences.turns import Limits
 
-Arrays = dict[str, np.ndarray]  # of a row's tokens, i32 [n] each
-NAME = "dialogue"  # of the objective
+Arrays = dict[str, np.ndarray]  # arrays of a row's tokens, i32 [n] each
+NAME = "dialogue"  # the name of the objective
 NOBODY = "\0"  # a speaker who has not spoken
 
 
 def answers(opened: LoadedModel) -> bool:
-    """Whether a model has learnt to answer conversations."""
+    """Return whether a model was trained to answer conversations."""
     parts = objectives.parse(opened.config.objective)
     return any(part.name == NAME for part in parts)
 
 
 class Conversations:
-    """Lays out conversations for a model; target: slots that an answer has at most,
-    length: those of a row."""
+    """Converts conversations to a model's rows.
+
+    target: the most slots of an answer; length: the slots of a row.
+    """
 
     def __init__(self, opened: LoadedModel) -> None:
         config = opened.config.copy_and_resolve_references()
@@ -51,18 +53,18 @@ class Conversations:
         needs = frozenset({NAME})
         self.features = resolve.make_features(config, needs, *how)
         self.target, context, predictions = self.features.limits
-        # Behind a context there has to be room for the longest answer.
+        # There must be room for the longest answer after a context.
         context = min(context, self.length - self.target)
         self.limits = Limits(self.target, context, predictions)
 
     def lay_out(self, prompts: Sequence[str | Mapping[str, Any]]) -> list[Arrays]:
         """Return the arrays of each prompt's row; its last token is the answer's first.
 
-        A prompt is an object with `turns`, as records of the training text have them,
-        and maybe `knowledge` and `speaker`, who answers: unless given who spoke last
-        beside the one whose turn was the last. A text is a turn. Raises UserError where
-        that is not so, a speaker is given and no turn has one, or nothing of a
-        conversation fits.
+        A prompt is an object with `turns`, as in records of the training text, and
+        optionally `knowledge` and `speaker`, who answers. By default this is the most
+        recent speaker other than the speaker of the last turn. A prompt that is a text
+        is a conversation of one turn. Raises UserError for anything else, if a speaker
+        is given and no turn has one, and if no turn fits.
         """
         return [self.lay_out_one(prompt) for prompt in prompts]
 
@@ -76,7 +78,7 @@ class Conversations:
         ids = [self.tokenizer.encode(text) for text in document.paragraphs]
         speakers = [values[SPEAKER] for values in document.values or ()]
         *before, (_, who) = zip(ids, speakers, strict=True)
-        # The answer is a token, which stands for those that are to come.
+        # A single token stands for the answer that is to be generated.
         kept = [(own, number) for own, number in before if own]
         own = [*(own for own, _ in kept), [self.tokenizer.unk_id]]
         numbers = np.array([*(number for _, number in kept), who])
@@ -98,20 +100,23 @@ class Conversations:
         return self.make_row(plan)
 
     def make_row(self, plan: Any) -> Arrays:
-        """Return the arrays of the last answer of a plan, without what it says."""
+        """Return the row of a plan's last answer, cut before the answer's tokens."""
         last, zero = np.array([plan.n - 1]), np.zeros(1, np.int64)
         rows = plan.gather(last, zero.astype(np.uint64), self.tokenizer)
         gathered = GatheredRows(rows, zero.astype(np.uint64), zero, zero)
         batch = self.features.make(gathered)
-        size = int(batch["attention_mask"].sum()) - 2  # the token, and its [SEP]
+        size = int(batch["attention_mask"].sum()) - 2  # without the token and its [SEP]
         shape = rows["input_ids"].shape
         named = (n for n in batch if n != "attention_mask" and batch[n].shape == shape)
         return {name: batch[name][0, :size].astype(np.int32) for name in named}
 
 
 def turns_of(record: Mapping[str, Any], field: str, name: str) -> dict[str, Any]:
-    """Return a conversation as records have it, with the answer as a turn behind it;
-    field: what training had a turn's text in. Raises UserError."""
+    """Return a conversation as a record, with the answer as an additional last turn.
+
+    field: the field of a turn's text in training. Raises UserError for an invalid
+    conversation.
+    """
     turns = record.get(TURNS)
     if not isinstance(turns, list) or not all(isinstance(t, Mapping) for t in turns):
         raise UserError(

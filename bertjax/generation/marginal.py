@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing out of several passages at once: a decoder whose next token is RAG-Token's.
+"""Generation from several passages at once: a decoder for RAG-Token.
 
-Each prompt has k rows, one a passage; a token's probability is the mean over these,
-weighed by p(z | x) (Lewis et al. 2020, section 2.5, RAG-Token). Whatever writes with a
-decoder (decode.py, beam.py) writes with this one.
+Each prompt has k rows, one per passage. A token's probability is the mean over these,
+weighted by p(z | x) (Lewis et al. 2020, section 2.5, RAG-Token). decode.py and beam.py
+use this decoder like any other.
 """
 
 from typing import Any
@@ -18,10 +18,10 @@ PASSAGES = "passage_log_probs"
 
 
 def marginal_decoder(decoder: Decoder) -> Decoder:
-    """Make the decoder of prompts with passages.
+    """Return the decoder for prompts with passages.
 
-    A batch has arrays [B, L, k] of what `decoder` takes [B k, L], and passage_log_probs
-    f32 [B, k].
+    A batch has arrays [B, L, k] for those that `decoder` accepts as [B k, L], and
+    passage_log_probs f32 [B, k].
     """
 
     def prefill(params: Any, batch: Any, room: int) -> tuple[Any, jax.Array]:

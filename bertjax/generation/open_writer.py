@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an open model writes texts with, and in which ways it can."""
+"""Creates the writer of a loaded model, and decides how the model can write texts."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -27,10 +27,10 @@ Writer = TextModel | BlankModel
 
 
 def pick_way(opened: LoadedModel, wanted: Options, where: str) -> str:
-    """Return "left" or "unmask": --how, or what the model learnt first.
+    """Return "left" or "unmask": --how, or the first way the model was trained for.
 
-    where: the model, for messages. Raises UserError for a way that it has not learnt,
-    options that do not go with it, and models that write nothing.
+    where: the model, for messages. Raises UserError for a way for which it was not
+    trained, for options that do not apply to it, and for models that write nothing.
     """
     options.check_options(wanted)
     if writes_targets(opened):
@@ -65,28 +65,31 @@ def pick_way(opened: LoadedModel, wanted: Options, where: str) -> str:
 
 
 def writes_targets(opened: LoadedModel) -> bool:
-    """Whether a model was finetuned to write texts (tasks/types/seq2seq.py)."""
+    """Return whether a model was finetuned to write texts (tasks/types/seq2seq.py)."""
     return "task" in opened.meta and get_task_type(opened.config.objective).generates
 
 
 def is_seq2seq(opened: LoadedModel) -> bool:
-    """Whether a model is an encoder-decoder."""
+    """Return whether a model is an encoder-decoder."""
     return opened.cfg.num_decoder_layers > 0
 
 
 def head_of(opened: LoadedModel) -> str:
-    """Return the head that a model cannot write without, "" where it has none: that of
-    encoder-decoders, and of texts that were learnt, may have no parameters."""
+    """Return the head that a model needs to write, or "".
+
+    The head of an encoder-decoder, or of a model that was finetuned to write, may have
+    no parameters, so it is not required.
+    """
     return "" if is_seq2seq(opened) or writes_targets(opened) else "mlm"
 
 
 def goes_on(writer: Writer) -> bool:
-    """Whether texts go on where prompts end, and are none by themselves."""
+    """Return whether the texts continue the prompts, and are no texts of their own."""
     return isinstance(writer, TextModel) and writer.goes_on
 
 
 def open_writer(opened: LoadedModel, how: str, params: Any) -> Writer:
-    """Put a model's parameters on the device; how: of `pick_way`."""
+    """Return the writer, with its parameters on the device; how: from `pick_way`."""
     if writes_targets(opened):
         return open_targets(opened, params)
     if is_seq2seq(opened):
@@ -98,10 +101,10 @@ def open_writer(opened: LoadedModel, how: str, params: Any) -> Writer:
 
 
 def open_left(opened: LoadedModel, lm: sequence_scorers.LanguageModel) -> TextModel:
-    """Open a causal or prefix LM.
+    """Return the writer of a causal or prefix LM.
 
-    Its rows begin with [CLS], as it learnt them and as transformers' tokenizers have
-    them, but where that is also the end of texts, as in GPT-2.
+    Its rows begin with [CLS], as in training and in transformers' tokenizers, unless
+    that token is also the end of texts, as in GPT-2.
     """
     from bertjax.generation.decode import Ends
 
@@ -125,15 +128,20 @@ def open_left(opened: LoadedModel, lm: sequence_scorers.LanguageModel) -> TextMo
 
 
 def encode_lines(tokenizer: Any, text: str) -> list[int]:
-    """Encode code as its models have read it: each line by itself, without line ends
-    and what is indented (data/corpus/code_names.py)."""
+    """Encode code as models of code read it in training (data/corpus/code_names.py).
+
+    Each line is encoded separately, without line ends and indentation.
+    """
     lines = (" ".join(line.split()) for line in text.split("\n"))
     return [*chain.from_iterable(map(tokenizer.encode_with_masks, filter(None, lines)))]
 
 
 def open_dialogue(opened: LoadedModel, placed: tuple[Any, Any]) -> TextModel:
-    """Open a model of answers; placed: its parameters, and its architecture. Raises
-    UserError for one whose new tokens would not be where answers have them."""
+    """Return the writer of a model that answers conversations.
+
+    placed: its parameters, and its EncoderConfig. Raises UserError for a model in which
+    new tokens could not have the positions of answers.
+    """
     from bertjax.generation.decode import Ends
     from bertjax.models.incremental import has_table_alone
 
@@ -157,7 +165,7 @@ def open_dialogue(opened: LoadedModel, placed: tuple[Any, Any]) -> TextModel:
 
 
 def open_seq2seq(opened: LoadedModel, params: Any) -> TextModel:
-    """Open an encoder-decoder: prompts are the encoder's, texts the decoder's."""
+    """Return the writer of an encoder-decoder, whose encoder reads the prompts."""
     from bertjax.generation.decode import Ends
 
     cfg, tokenizer, ids = opened.cfg, opened.tokenizer, opened.generation
@@ -172,16 +180,16 @@ def open_seq2seq(opened: LoadedModel, params: Any) -> TextModel:
         Ends(ids.eos_token_id, pad, ids.forced_eos_token_id),
         cfg.max_length,
         start=(ids.decoder_start_token_id, *(() if first is None else (first,))),
-        # A text that has been learnt begins as one that is read.
+        # Texts that the decoder was trained on begin like those of the encoder.
         begin=side.before if first is None else (),
     )
 
 
 def open_targets(opened: LoadedModel, params: Any) -> TextModel:
-    """Open a model that was finetuned to write targets.
+    """Return the writer of a model that was finetuned to write targets.
 
-    Rows are those of its task, and so are the tokens that begin and end a text, as
-    inference/predict_rows.py has them.
+    Its rows, and the tokens that begin and end a text, are those of its task, as in
+    inference/predict_rows.py.
     """
     from bertjax.generation.decode import Ends
 
@@ -209,9 +217,9 @@ def open_targets(opened: LoadedModel, params: Any) -> TextModel:
 def lay_out_texts(
     opened: LoadedModel, form: Form, length: int, prompts: Sequence[Prompt]
 ) -> list[list[int]]:
-    """Return the ids of prompts in rows of a task, as long as training had them.
+    """Return the ids of prompts in rows of a task, at most as long as in training.
 
-    Says how many are cut. Raises UserError for a prompt that lacks a column.
+    Reports how many are cut. Raises UserError for a prompt that lacks a column.
     """
     if not prompts:
         return []
@@ -236,9 +244,10 @@ def lay_out_texts(
 def find_side(opened: LoadedModel) -> Side:
     """Return the special tokens around an encoder's text.
 
-    Those of the rows that it has learnt here; else those that its tokenizer.json puts
-    there; else, as transformers' classes have it, </s> behind T5's, none where the
-    vocabulary has a single special token, [CLS] and [SEP] around others'.
+    For a model that was trained here these are those of its rows. Otherwise they are
+    those that its tokenizer.json adds. Otherwise they are those of transformers'
+    classes: </s> after a T5 text, none if the vocabulary has a single special token,
+    [CLS] and [SEP] around all others.
     """
     tokenizer, is_bare = opened.tokenizer, opened.has_bare_texts
     cls_id, sep_id = tokenizer.cls_id, tokenizer.sep_id
@@ -262,14 +271,14 @@ def place_decoder(cfg: Any, params: Any) -> tuple[Any, Any]:
 
 @functools.lru_cache(maxsize=8)
 def cached_decoder(cfg: Any) -> Any:
-    """Return the same decoder for equal configs, so that its programs are kept."""
+    """Return the same decoder for equal configs, so that its programs are reused."""
     from bertjax.models.incremental import make_decoder
 
     return make_decoder(cfg)
 
 
 def open_blanks(lm: sequence_scorers.LanguageModel) -> BlankModel:
-    """Open what fills blanks."""
+    """Return the writer of a model that fills blanks."""
     from bertjax.inference import forward
 
     parts = [part for one in lm.learnt[:1] for part in objectives.parse(one)]
@@ -289,10 +298,11 @@ def write(
     wanted: Options,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[list[Output]]:
-    """Write behind prompts, or fill their blanks: outputs of each prompt, in order.
+    """Continue prompts, or fill their blanks; return each prompt's outputs, in order.
 
-    say: hears what it took. Raises UserError for a prompt that is too long, and for one
-    with columns where the model was not finetuned on such rows.
+    say: is called with the number of model calls if blanks are filled. Raises UserError
+    for a prompt that is too long, and for a prompt with columns if the model was not
+    finetuned on such rows.
     """
     target = writer.target if isinstance(writer, TextModel) else None
     alone = [prompt for prompt in prompts if isinstance(prompt, str)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be said of how texts are written: the flags of bertjax.generate."""
+"""The options of text generation: the flags of bertjax.generate."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from bertjax.data.corpus.line_repair import check_utf8
 
 HOW = ("left", "unmask")
 EARLY_STOPPING = ("false", "true", "never")
-# What --how reads, beside what both ways read; None where it was not given.
+# The options that only one value of --how reads; None if they are not given.
 LEFT = ("num_beams", "length_penalty", "early_stopping", "repetition_penalty")
 LEFT += ("prefix", "stop", "rank")
 UNMASK = ("order", "steps", "gamma", "block", "remask")
@@ -37,11 +37,11 @@ REALS: dict[str, tuple[float, float]] = {
 
 
 class Options(NamedTuple):
-    """How texts are written; docs/generation.md says what each does.
+    """How texts are generated; docs/generation.md explains each option.
 
-    how: "left", "unmask", or "" for what the model was made for. None stands for what
-    was not given, whose defaults the properties have. stop: strings of which the first
-    ends a text.
+    how: "left", "unmask", or "" for the way that the model was trained for. None means
+    that an option was not given; the properties have the defaults. stop: strings, of
+    which the first one to occur ends a text.
     """
 
     max_new_tokens: int | None = None
@@ -71,7 +71,7 @@ class Options(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """Texts that are written for each prompt; `rank` keeps the likeliest."""
+        """The texts generated per prompt; with `rank` the most likely are returned."""
         return self.rank or self.num_return_sequences
 
     @property
@@ -80,16 +80,16 @@ class Options(NamedTuple):
 
     @property
     def draw_temperature(self) -> float:
-        """What logits are divided by before a draw; 0: nothing is drawn."""
+        """The temperature by which logits are divided before sampling; 0: greedy."""
         if self.temperature is not None:
             return self.temperature
         return 1.0 if self.top_k is not None or self.top_p is not None else 0.0
 
 
 def check_options(options: Options) -> None:
-    """Refuse values that nothing can have, and such that do not go together: UserError.
+    """Raise UserError for values out of range, and for incompatible options.
 
-    Of --how see `check_how`.
+    `check_how` checks --how.
     """
     for name, (least, most) in RANGES.items():
         value = getattr(options, name)
@@ -143,7 +143,7 @@ def _check_draws(options: Options) -> None:
                 raise UserError(
                     f"--{name}={getattr(options, name)} needs --num_beams of 2 or more"
                 )
-        # An order that is drawn gives other texts too.
+        # A random order leads to different texts too.
         is_drawn = temperature or options.order == "random" or options.remask
         if n > 1 and not is_drawn:
             raise UserError(
@@ -163,10 +163,11 @@ def _check_draws(options: Options) -> None:
 
 
 def check_how(options: Options, able: Sequence[str], where: str, why: str) -> str:
-    """Return the way in which texts are written: --how, or the model's first.
+    """Return the way in which texts are generated: --how, or the model's first.
 
-    able: ways that the model has learnt; where: the model; why: what it is. Raises
-    UserError for another way, and for options that it does not read.
+    able: the ways that the model was trained for; where, why: for messages, the model
+    and what it is. Raises UserError for another way, and for options that it does not
+    read.
     """
     how = options.how or able[0]
     if how not in able:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts behind prompts, from left to right: rows of few shapes in, texts out."""
+"""Generation from left to right: prompts are batched, and outputs become texts."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,14 +12,16 @@ from bertjax import UserError
 from bertjax.data.progress import Progress
 from bertjax.generation.options import Options
 
-# A text; or of a finetuned model a row of its task, {column: text}.
+# A text; for a finetuned model also a row of its task, {column: text}.
 Prompt = str | Mapping[str, str]
 Encode = Callable[[str], list[int]]
 
 
 class Output(NamedTuple):
-    """What was written behind a prompt: its tokens, the end token included; score: the
-    sum of ln p of those that the model chose."""
+    """A generated text and its tokens, including the end token.
+
+    score: the sum of ln p of the tokens that the model chose.
+    """
 
     text: str
     ids: list[int]
@@ -33,23 +35,23 @@ class Side(NamedTuple):
     behind: tuple[int, ...] = ()
 
     def lay_out(self, encode: Encode, prompts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of prompts, these tokens around them."""
+        """Return the ids of prompts with these tokens around them."""
         return [[*self.before, *encode(text), *self.behind] for text in prompts]
 
 
 class TextModel(NamedTuple):
-    """What writes from left to right.
+    """A model that writes from left to right.
 
-    decoder: models.incremental.Decoder; params: what it takes, on the device. lay_out:
-    of prompts to ids, special tokens included. start: None, or of an encoder-decoder
-    what its decoder's side begins with. context: the tokens of a prompt see each other,
-    as a prefix LM has it; causal_steps: attention_steps say that they do not; else
-    neither is in a batch. most: tokens that a row can have, of an encoder-decoder those
-    of either side.
-    target: None, or of a model that has learnt to write a target for a text how long
-    these are at most, in tokens; begin: what they begin with. arrange: in the place of
-    lay_out, of prompts to arrays i32 [n] by name, of ids and what else a batch has of
-    each token.
+    decoder: a models.incremental.Decoder. params: its parameters, on the device.
+    lay_out: a function from prompts to ids, including special tokens. start: None, or
+    the first tokens of an encoder-decoder's decoder. context: the tokens of a prompt
+    attend to each other (a prefix LM). causal_steps: they do not, and a batch needs
+    attention_steps that say so; with neither, a batch has no attention_steps. most: the
+    tokens that a row can have; for an encoder-decoder those of each side.
+    target: for a model that was finetuned to write targets, their greatest length in
+    tokens; otherwise None. begin: the tokens with which targets begin. arrange: used
+    instead of lay_out; a function from prompts to arrays i32 [n] by name: the ids and
+    the other arrays that a batch has per token.
     """
 
     decoder: Any
@@ -67,13 +69,17 @@ class TextModel(NamedTuple):
 
     @property
     def goes_on(self) -> bool:
-        """Whether texts go on where prompts end, and are none by themselves."""
+        """Whether the texts continue the prompts, and are no texts of their own."""
         return self.start is None and self.target is None
 
 
 class Row(NamedTuple):
-    """A prompt's ids, with special tokens; the decoder's first ids, of an
-    encoder-decoder; the written ones that it ends with; further arrays of the ids."""
+    """A prompt as the model reads it.
+
+    ids: with special tokens. first: an encoder-decoder's first decoder ids, or None.
+    forced: the given ids that count as generated (of --prefix, and the decoder's first
+    ones). more: further arrays for the ids.
+    """
 
     ids: np.ndarray
     first: np.ndarray | None
@@ -82,7 +88,7 @@ class Row(NamedTuple):
 
     @property
     def begun(self) -> np.ndarray:
-        """Ids that new ones stand behind."""
+        """The ids that are continued."""
         return self.ids if self.first is None else self.first
 
 
@@ -91,8 +97,8 @@ def make_rows(
 ) -> Iterator[Row]:
     """Yield the row of each prompt. Raises UserError for one that is too long.
 
-    Of the prompt 17 25 with a prefix 31, begun with 2; and of an encoder-decoder whose
-    decoder's side begins with 0:
+    For the prompt 17 25 and the prefix 31: on the left a model whose rows begin with 2,
+    on the right an encoder-decoder whose decoder begins with 0:
 
         ids    2 17 25 31        ids    17 25  1
                                  first   0 31
@@ -108,7 +114,7 @@ def make_rows(
     for prompt, more in zip(prompts, arranged, strict=True):
         own = list(more.pop("input_ids"))
         if model.start is None:
-            # A model of texts without a begin token has nothing else to begin with.
+            # An empty prompt without a begin token has nothing else to begin with.
             own = own or [model.tokenizer.cls_id]
             more = {name: go_on(name, x, len(forced)) for name, x in more.items()}
             row = Row(np.array([*own, *forced], np.int32), None, forced, more)
@@ -130,8 +136,10 @@ def make_rows(
 
 
 def go_on(name: str, values: np.ndarray, number: int) -> np.ndarray:
-    """Return an array of a prompt's tokens with those of so many new ones behind: what
-    counts tokens counts on, what else there is of the last one they have too."""
+    """Extend an array of a prompt's tokens by `number` new tokens.
+
+    position_ids and attention_steps count up; other arrays repeat the last value.
+    """
     counts = name in ("position_ids", "attention_steps")
     more = values[-1] + counts * np.arange(1, number + 1)
     return np.append(values, more.astype(values.dtype))
@@ -140,9 +148,9 @@ def go_on(name: str, values: np.ndarray, number: int) -> np.ndarray:
 def make_batch(
     model: TextModel, rows: Sequence[Row], length: int, size: int
 ) -> dict[str, np.ndarray]:
-    """Make a batch of rows padded to a length; rows of padding fill it up to `size`.
+    """Build a batch of rows padded to a length, with copies of the last up to `size`.
 
-    Of an encoder-decoder the decoder's side is padded to its longest.
+    The decoder's side of an encoder-decoder is padded to its longest row.
     """
     pad = model.ends.pad_id
     filled = [*rows, *[rows[-1]] * (size - len(rows))]
@@ -164,7 +172,7 @@ def make_batch(
     if (model.context or model.causal_steps) and model.arrange is None:
         columns = np.arange(1, length + 1, dtype=np.int32)
         steps = columns * batch["attention_mask"]
-        if model.context:  # of which what a text begins with is none
+        if model.context:  # the context has step 0, but a prefix is no part of it
             own = [len(row.ids) - len(row.forced) for row in filled]
             steps *= columns > np.array(own)[:, None]
         batch["attention_steps"] = steps
@@ -174,10 +182,12 @@ def make_batch(
 def write_texts(
     model: TextModel, prompts: Sequence[Prompt], options: Options
 ) -> list[list[Output]]:
-    """Write behind each prompt: as many outputs each as options say, best first where
-    there are beams. Raises UserError for a prompt that is too long, and where
-    probabilities are no numbers."""
-    from bertjax.inference import forward  # which needs jax
+    """Continue each prompt; return options.num_return_sequences outputs for each.
+
+    With beams, or with options.rank, the best comes first. Raises UserError for a
+    prompt that is too long, and if probabilities are nan.
+    """
+    from bertjax.inference import forward  # this imports jax
 
     rows = [*make_rows(model, prompts, options)]
     if not rows:
@@ -212,21 +222,23 @@ def write_texts(
 
 
 def check_finite(log_probs: Any) -> None:
-    """Refuse what a model says that is broken: UserError."""
-    if np.isnan(np.asarray(log_probs)).any():  # -inf is what may not be written
+    """Raise UserError for nan among a model's log probabilities."""
+    if np.isnan(np.asarray(log_probs)).any():  # -inf is valid: an excluded token
         raise UserError("the model's probabilities are not finite numbers")
 
 
 def mean_score(forced: int, output: Output) -> float:
-    """Return the mean of ln p of an output's tokens, by which candidates are ranked;
-    forced: how many of them, the first, were given, and are in no score."""
+    """Return the mean of ln p of an output's tokens, by which candidates are ranked.
+
+    forced: the number of its first tokens that were given, which no score includes.
+    """
     return output.score / max(len(output.ids) - forced, 1)
 
 
 def make_run(
     model: TextModel, options: Options
 ) -> Callable[[Mapping[str, np.ndarray], np.ndarray], Any]:
-    """Make run(batch, rows) -> Generated; rows: numbers of the rows, i32 [B]."""
+    """Return run(batch, rows) -> Generated; rows: numbers of the rows, i32 [B]."""
     from bertjax.generation import beam, decode
     from bertjax.generation.pick import Pick
 
@@ -244,8 +256,8 @@ def make_run(
             penalty,
         )
         search = functools.partial(beam.beam_search, model.decoder, model.params)
-        # Lengths are counted as in transformers: what is written first whatever the
-        # model says is of the text, and a prefix is not.
+        # Lengths are counted as in transformers: a forced first token is part of the
+        # text, and a prefix is not.
         forced = 0 if options.prefix else len((model.start or ())[1:])
         return lambda batch, rows: search(batch, beams=beams, forced=forced, **shared)
     top_p = 1.0 if options.top_p is None else options.top_p
@@ -257,7 +269,7 @@ def make_run(
 
 
 def read_outputs(written: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield (ids, ln p of them) of each row, without padding."""
+    """Yield (ids, their ln p) of each row, without padding."""
     for ids, length, log_probs in zip(*map(np.asarray, written), strict=True):
         yield ids[:length], log_probs[:length]
 
@@ -269,10 +281,11 @@ def finish(
     log_probs: np.ndarray,
     stop: Sequence[str],
 ) -> Output:
-    """Return the output of new ids, i32 [T]; log_probs f32 [T].
+    """Return the output for new ids, i32 [T]; log_probs: f32 [T].
 
-    A text that goes on reads on where the prompt ends. Special tokens are left out, and
-    ids of no piece, which a model from elsewhere may have as padding.
+    A continuation is decoded so that it can be appended to the prompt. Special tokens
+    are left out, and so are ids without a piece, which an imported model may have as
+    padding of its vocabulary.
     """
     tokenizer = model.tokenizer
     special = {*tokenizer.special_ids.tolist()} - {tokenizer.unk_id}
@@ -290,8 +303,11 @@ def finish(
 
 
 def text_behind(tokenizer: Any, before: Sequence[int], new: Sequence[int]) -> str:
-    """Return the text of new ids as it goes on behind others: with its first space, and
-    without the ## of a word's later piece, as far as the tokenizer shows it."""
+    """Return the text of new ids so that it can be appended to the text of `before`.
+
+    It has its leading space, and no ## of a continued word, as far as the tokenizer's
+    decoding of both together shows that.
+    """
     if not before or not new:
         return tokenizer.decode(new)
     start, whole = tokenizer.decode(before), tokenizer.decode([*before, *new])
@@ -303,9 +319,9 @@ def text_behind(tokenizer: Any, before: Sequence[int], new: Sequence[int]) -> st
 def cut_at_stop(
     ids: Sequence[int], text_of: Callable[[Sequence[int]], str], stop: Sequence[str]
 ) -> tuple[str, int]:
-    """Cut a text before the first of the strings that end it.
+    """Cut a text before the first of the stop strings.
 
-    Returns the text, and how many ids it takes to write that string.
+    Returns the text, and the number of ids up to the end of that string.
 
     >>> cut_at_stop([1, 2, 3], lambda ids: "ab. " * len(ids), ["b."])
     ('a', 1)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts by filling blanks: each call of the model guesses all, and some are kept.
+"""Iterative filling of blanks: each call predicts all blanks, and some are kept.
 
-Which are kept is the order: from left to right, the most confident, those of least
-entropy, or any at random (Ghazvininejad et al. 2019, Mask-Predict; Nie et al. 2025,
-LLaDA; Sahoo et al. 2024, MDLM, whose ancestral sampler keeps each by a coin: here it is
-the number that is fixed, so that no call is idle). Blocks are filled one after the
-other. Tokens that are kept may be taken back (Wang et al. 2025, ReMDM).
+The order decides which are kept: from left to right, the most confident ones, those of
+lowest entropy, or random ones (Ghazvininejad et al. 2019, Mask-Predict; Nie et al.
+2025, LLaDA; Sahoo et al. 2024, MDLM). MDLM's ancestral sampler decides about each blank
+by a coin flip; here the number of blanks per call is fixed, so that no call is wasted.
+Blocks are filled one after the other. Tokens that were kept may be masked again (Wang
+et al. 2025, ReMDM).
 """
 
 import functools
@@ -29,17 +30,18 @@ Batch = Mapping[str, Any]
 # fill(params, batch) -> logits f32 [B, P, V] of the blanks at mlm_positions
 Fill = Callable[[Any, Batch], jax.Array]
 ORDERS = ("confidence", "entropy", "left", "random")
-TOKENS, PLACES, COINS = 0, 1, 2  # what noise is for
+TOKENS, PLACES, COINS = 0, 1, 2  # the purposes of random noise
 
 
 class Order(NamedTuple):
-    """In which order blanks are filled.
+    """The order in which blanks are filled.
 
-    name: one of ORDERS. steps: calls for a row's blanks, as evenly as they go; 0: one
-    token a call. gamma: of "entropy": a call keeps as many as there are whose
-    entropies, in nats, without the greatest, sum up to less than it; at least one
-    (Ben-Hamu et al. 2025, EB-Sampler). remask: at most this share of the tokens that
-    are kept is taken back before a call keeps others (Wang et al. 2025, ReMDM-cap).
+    name: one of ORDERS. steps: the number of calls among which a row's blanks are
+    distributed evenly; 0: one token per call. gamma: for "entropy" only: a call keeps
+    as many tokens as possible such that their entropies, in nats and without the
+    greatest one, sum to less than gamma, but at least one (Ben-Hamu et al. 2025,
+    EB-Sampler). remask: at most this fraction of the kept tokens is masked again before
+    a call keeps others (Wang et al. 2025, ReMDM-cap).
     """
 
     name: str = "confidence"
@@ -49,8 +51,11 @@ class Order(NamedTuple):
 
 
 class Unmasked(NamedTuple):
-    """Filled rows i32 [B, L]; ln p of each blank's token when it was kept, f32 [B, P];
-    how many calls of the model each row needed, i32 [B]."""
+    """The filled rows.
+
+    ids: i32 [B, L]. log_probs: f32 [B, P], ln p of each blank's token when it was kept.
+    calls: i32 [B], the number of model calls that each row needed.
+    """
 
     ids: jax.Array
     log_probs: jax.Array
@@ -63,7 +68,7 @@ class Unmasked(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """What a call hands on; blank: bool [B, P], those that are still to be filled."""
+    """The state of the loop; blank: bool [B, P], the slots that are still masked."""
 
     step: jax.Array
     ids: jax.Array
@@ -82,12 +87,13 @@ def unmask(
     pick: Pick = GREEDY,
     seed: Any = 0,
 ) -> Unmasked:
-    """Fill the blanks of a batch; other tokens stay as they are.
+    """Fill the blanks of a batch; other tokens do not change.
 
     batch: input_ids i32 [B, L], in which blanks are masks; mlm_positions i32 [B, P],
-    where they are, from left to right; free bool [B, P], which of these are blanks, and
-    not padding; blocks i32 [B, P], the block of each, lower ones first; rows, samples
-    i32 [B], of which noise is made; what else `fill` reads.
+    their positions from left to right; free bool [B, P], which of these are blanks and
+    not padding; blocks i32 [B, P], the block of each blank, lower ones being filled
+    first; rows, samples i32 [B], from which noise is derived; and whatever else `fill`
+    reads.
     """
     b, p = batch["mlm_positions"].shape
     total = batch["free"].sum(axis=1)
@@ -105,14 +111,15 @@ def unmask(
         tokens, own, entropy = guess(pick, logits, batch, seed, loop.step)
         kept = batch["free"] & ~loop.blank
         if order.remask:
-            # A row without blanks is done, whatever the others are.
+            # A row without blanks is done, even if others are not.
             going = jnp.any(loop.blank, axis=1, keepdims=True)
             lost = going & draw_lost(order, kept, loop.step, steps, batch, seed)
             kept = kept & ~lost
         block = jnp.where(loop.blank, batch["blocks"], np.iinfo(np.int32).max)
         able = loop.blank & (block == block.min(axis=1, keepdims=True))
         sooner = sort_value(order, own, entropy, batch, seed, loop.step)
-        # What is no number comes late, and yet before what is not able: it has to end.
+        # A nan comes after all numbers, but before blanks that may not be filled yet:
+        # otherwise the loop would not end.
         later = jnp.nan_to_num(-sooner, nan=jnp.finfo(jnp.float32).max)
         place = jnp.argsort(jnp.where(able, later, jnp.inf), axis=1, stable=True)
         if order.gamma:
@@ -120,7 +127,7 @@ def unmask(
             before = jnp.cumsum(sizes, axis=1) - sizes
             most = jnp.maximum(jnp.sum(before < order.gamma, axis=1), 1)
         else:
-            # As many as are due by now: ceil(total (step + 1) / steps).
+            # The number that is due by now: ceil(total (step + 1) / steps).
             due = -(-total * (loop.step + 1) // steps)
             most = jnp.minimum(due, total) - kept.sum(axis=1)
             most = jnp.maximum(most, 0 if order.remask else 1)
@@ -148,10 +155,10 @@ def unmask(
 def guess(
     pick: Pick, logits: jax.Array, batch: Batch, seed: Any, step: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Guess each blank of logits [B, P, V]: tokens i32, ln p of them, and the entropies
-    of the guesses in nats, f32 [B, P].
+    """Predict each blank from logits [B, P, V].
 
-    ln p and entropies are those of the model, whatever the tokens were picked by.
+    Returns tokens i32 [B, P], their ln p, and the entropies in nats, f32 [B, P]. ln p
+    and entropies are those of the model, without temperature, top_k and top_p.
     """
     likely = jax.nn.log_softmax(logits, axis=-1)
     entropy = -jnp.sum(jnp.where(likely > NEVER, jnp.exp(likely) * likely, 0), axis=-1)
@@ -169,7 +176,7 @@ def sort_value(
     seed: Any,
     step: jax.Array,
 ) -> jax.Array:
-    """Return a number of each blank, f32 [B, P]: blanks of greater ones come first."""
+    """Return a value for each blank, f32 [B, P]; greater values are filled first."""
     if order.name == "confidence":
         return own
     if order.name == "entropy":
@@ -187,21 +194,22 @@ def draw_lost(
     batch: Batch,
     seed: Any,
 ) -> jax.Array:
-    """Draw which of the tokens kept so far, bool [B, P], are taken back.
+    """Sample which of the tokens kept so far, bool [B, P], are masked again.
 
-    With a share of alpha kept now and beta after the call, each is with a probability
-    of min(remask, (1 - beta) / alpha): more would keep the share from becoming beta.
+    Let alpha be the fraction kept now and beta that after the call. The probability is
+    min(remask, (1 - beta) / alpha) for each token, because with a greater one the
+    fraction could not become beta.
     """
     alpha = jnp.minimum(step / steps, 1.0)
     beta = jnp.minimum((step + 1) / steps, 1.0)
     share = jnp.minimum(order.remask, (1 - beta) / jnp.maximum(alpha, 1e-9))
-    # Gumbel noise of x is below -ln(-ln s) with the probability s.
+    # Gumbel noise x is below -ln(-ln s) with probability s.
     likely = jnp.exp(-jnp.exp(-noise_of(batch, seed, step, COINS)))
     return kept & (likely < share[:, None])
 
 
 def noise_of(batch: Batch, seed: Any, step: jax.Array, purpose: int) -> jax.Array:
-    """Return Gumbel noise of each blank, f32 [B, P]."""
+    """Return Gumbel noise for each blank, f32 [B, P]."""
     return gumbel(keys_of(batch, seed, step, purpose), 1)[..., 0]
 
 
@@ -215,7 +223,7 @@ def keys_of(batch: Batch, seed: Any, step: jax.Array, purpose: int) -> jax.Array
 def put(
     ids: jax.Array, positions: jax.Array, tokens: jax.Array, taken: jax.Array
 ) -> jax.Array:
-    """Write tokens at positions, both i32 [B, P], where taken; ids i32 [B, L]."""
+    """Write tokens at positions, both i32 [B, P], where `taken`; ids: i32 [B, L]."""
     rows = jnp.arange(len(ids))[:, None]
     at = jnp.where(taken, positions, ids.shape[1])
     return ids.at[rows, at].set(tokens, mode="drop")
