@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open models at work on texts: blanks filled, vectors made, rows answered."""
+"""Inference with loaded models: filling blanks, embedding texts, predicting rows."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of queries read together with passages, by a finetuned cross-encoder."""
+"""Scoring of query-passage pairs by a finetuned cross-encoder."""
 
 from collections.abc import Sequence
 
@@ -14,17 +14,17 @@ from bertjax.tasks.text_rows import Texts
 
 __all__ = ["CrossEncoder", "rerank"]
 
-OBJECTIVES = ("rerank", "regress")  # whose model says a number of two texts
+OBJECTIVES = ("rerank", "regress")  # their models return a number for two texts
 PAIR = ("query", "passage")
-COLUMN = f"{hf_task_config.PREFIX}text"  # in config.json of an export of ours
+COLUMN = f"{hf_task_config.PREFIX}text"  # a key of config.json in our exports
 
 
 class CrossEncoder:
-    """An open cross-encoder. Raises UserError for a model that is none."""
+    """A loaded cross-encoder. Raises UserError for any other model."""
 
     def __init__(self, path: str, flag: str, dtype: str = "float32") -> None:
         opened = models.open_model(path, flag)
-        # config.json of others does not say whether texts came alone or in pairs.
+        # A config.json that we did not export does not say whether texts came in pairs.
         raw = opened.meta.get("hf", {})
         is_untold = opened.config.objective in OBJECTIVES and raw and COLUMN not in raw
         columns = ",".join(PAIR) if is_untold else ""
@@ -49,9 +49,9 @@ class CrossEncoder:
         pairs: np.ndarray,
         batch_size: int = 32,
     ) -> np.ndarray:
-        """Score pairs i64 [n, 2], of a query and a passage, by their numbers: f32 [n].
+        """Score pairs i64 [n, 2], each the indices of a query and a passage: f32 [n].
 
-        The score is the logit of the head. Only what pairs name is read.
+        The score is the logit of the head. Only texts that occur in pairs are read.
         """
         texts = []
         for numbers, of in zip(pairs.T, (queries, passages), strict=True):
@@ -67,8 +67,10 @@ class CrossEncoder:
 
 
 def rerank(found: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """Order passages that a search has found, i64 [q, k], by scores f32 [q, k] of the
-    first of them: those that have none keep their order behind.
+    """Reorder the passages that a search found, i64 [q, k], by scores f32 [q, depth].
+
+    The scores are for the first `depth` passages; the others keep their order after
+    these.
 
     >>> rerank(np.array([[5, 3, 8]]), np.array([[0.1, 0.7]])).tolist()
     [[3, 5, 8]]

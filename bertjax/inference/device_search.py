@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact search on devices: each holds its part of the vectors.
+"""Exact search on devices, each of which holds a part of the vectors.
 
-The result is that of tasks/search.py's Dense, up to rounding (models/nearest.py).
+The result is that of Dense in tasks/search.py, up to rounding (models/nearest.py).
 """
 
 import functools
@@ -18,19 +18,21 @@ from bertjax.tasks.search import Dense
 
 __all__ = ["DeviceIndex", "place"]
 
-QUERIES = 256  # at once
+QUERIES = 256  # queries per call
 
 
 def place(index: Any) -> Any:
-    """Return what searches an index's vectors: accelerators, where there are some and a
-    text has one vector, else the index itself."""
+    """Return a DeviceIndex if there are accelerators and a text has one vector.
+
+    Otherwise return the index itself.
+    """
     if isinstance(index, Dense) and jax.default_backend() != "cpu":
         return DeviceIndex(index.vectors)
     return index
 
 
 class DeviceIndex:
-    """Vectors f32 [n, D] on the devices; devices: all there are, unless given."""
+    """Vectors f32 [n, D] on devices, by default on all."""
 
     def __init__(
         self, vectors: np.ndarray, devices: Sequence[Any] | None = None
@@ -57,7 +59,7 @@ class DeviceIndex:
     def search(
         self, queries: Dense, leave: Sequence[int] | None = None, k: int = 100
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the k best of queries, as tasks/search.py's Index does."""
+        """Return the k best vectors for queries, like Index in tasks/search.py."""
         k, asked = min(k, self.n), queries.tile(slice(None))
         left = np.full(len(asked), -1) if leave is None else np.asarray(leave)
         rows = max(1, min(QUERIES, len(asked)))

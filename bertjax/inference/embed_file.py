@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vectors of a file's lines, block by block: neither text nor vectors need fit memory.
+"""Embeddings of a file's lines, block by block, so that they need not fit in memory.
 
-The vectors go to a draft beside the .npy, which takes its place once it is whole. After
-each block a note beside the draft says how far it is; the same command goes on there.
+The vectors are written to a draft beside the .npy file, which replaces it once it is
+complete. After each block a note beside the draft stores the progress, from which the
+same command resumes.
 """
 
 import dataclasses
@@ -25,14 +26,14 @@ from bertjax.tasks import tables
 
 __all__ = ["embed_file", "line_blocks"]
 
-BLOCK = 2**16  # lines
+BLOCK = 2**16  # lines per block
 
 
 def line_blocks(path: str, name: str) -> Iterator[list[str]]:
-    """Yield the lines of a file, BLOCK at a time, without their ends.
+    """Yield the lines of a file in blocks of BLOCK, without line ends.
 
-    name: of the file, for messages. Raises UserError, which names a line that is not
-    UTF-8.
+    name: of the file, for messages. Raises UserError with the number of a line that is
+    not UTF-8.
     """
     lines = _lines(path)
     first = 0
@@ -47,7 +48,7 @@ def _lines(path: str) -> Iterator[bytes]:
     for chunk in files.unpacked(path):
         *whole, rest = (rest + chunk).split(b"\n")
         yield from whole
-    if rest:  # what ends with a newline ends there
+    if rest:  # a file that ends with a newline has no further line
         yield rest
 
 
@@ -59,10 +60,11 @@ def embed_file(
     width: int | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> tuple[tuple[int, int], int, int]:
-    """Write the vectors of a file's lines; go on where the same command stopped.
+    """Write the vectors of a file's lines; resume where the same command stopped.
 
-    width: of the vectors, where less. Returns their shape, how many lines were cut, and
-    how many are empty. Raises UserError, and OSError where it cannot be written.
+    width: truncates the vectors; None: their own width. Returns their shape, the number
+    of lines that were cut, and of empty ones. Raises UserError for invalid input, and
+    OSError if a file cannot be written.
     """
     name = f"--text={path}"
     total, digest = 0, hashlib.sha256()
@@ -78,7 +80,7 @@ def embed_file(
         "how": dataclasses.asdict(model.how) | {"width": width},
         "dtype": str(model.config.dtype),
     }
-    what = json.loads(json.dumps(what))  # as it is read again
+    what = json.loads(json.dumps(what))  # in the form in which it is read from the note
     draft, note = (out.with_name(f".{out.name}.{end}") for end in ("partial", "json"))
     state = _read_note(note, what) if draft.exists() else None
     state = state or {"of": what, "done": 0, "cut": 0, "empty": 0, "width": 0}
@@ -94,7 +96,7 @@ def embed_file(
         block, cut = model.embed(lines, batch_size)
         block = narrow(block, width, model.how.normalize)
         if vectors is None:
-            note.unlink(missing_ok=True)  # of another draft, whose place this one takes
+            note.unlink(missing_ok=True)  # it belongs to another draft
             vectors = _make_draft(draft, (total, block.shape[1]))
         vectors[position - len(lines) : position] = block
         vectors.flush()
@@ -113,11 +115,13 @@ def embed_file(
 
 
 def _make_draft(draft: Path, shape: tuple[int, int]) -> np.memmap:
-    """Make a file of vectors, with room for them all. Raises OSError on a full disk,
-    which would end the process once what is mapped is written."""
+    """Create a file with space for all vectors. Raises OSError on a full disk.
+
+    Without this a full disk would end the process when mapped memory is written.
+    """
     try:
         vectors = np.lib.format.open_memmap(draft, "w+", np.float32, shape)
-        if hasattr(os, "posix_fallocate"):  # macOS has none
+        if hasattr(os, "posix_fallocate"):  # macOS does not have it
             with draft.open("r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, draft.stat().st_size)
     except OSError:
@@ -127,7 +131,7 @@ def _make_draft(draft: Path, shape: tuple[int, int]) -> np.memmap:
 
 
 def _read_note(note: Path, what: Any) -> dict[str, Any] | None:
-    """Return how far a draft is, None where it is of another text or model."""
+    """Return the progress of a draft, None if it is of another text or model."""
     try:
         state = json.loads(note.read_text("utf-8"))
     except (OSError, ValueError):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An index made of a collection (tasks/passage_index.py), and passages found in it."""
+"""Building an index of passages (tasks/passage_index.py), and searching it."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from bertjax.tasks.passage_index import PassageIndex
 
 __all__ = ["find", "make_index", "open_retriever"]
 
-LINES = ".lines.txt"  # what is embedded, until it is
+LINES = ".lines.txt"  # the lines to embed; removed when the index is finished
 
 
 def make_index(
@@ -27,10 +27,10 @@ def make_index(
     dtype: str = "float32",
     weights: str = "",
 ) -> None:
-    """Make the index `folder` of the texts that --text names, by the model of a path.
+    """Build the index `folder` of the texts of --text with the model at `path`.
 
-    The same command goes on where it stopped. Raises UserError, and where the index is
-    made already.
+    The same command resumes where it stopped. Raises UserError for invalid input, and
+    if the index exists already.
     """
     if (folder / passage_index.FACTS).exists():
         raise UserError(f"--index={folder} is an index already: name another directory")
@@ -43,7 +43,7 @@ def make_index(
     passages = passage_index.read_passages(text, "--text", words, say)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lines = folder / LINES  # first: it says that an index is begun
+        lines = folder / LINES  # written first: it marks an unfinished index
         lines.write_text("".join(p.whole + "\n" for p in passages), "utf-8")
         passage_index.write_passages(folder, passages)
         vectors = folder / passage_index.VECTORS
@@ -65,8 +65,10 @@ def make_index(
 def open_retriever(
     path: str, flag: str, dtype: str = "float32", weights: str = ""
 ) -> Embedder:
-    """Open a model whose vectors compare texts by their inner products. Raises
-    UserError for one of other vectors."""
+    """Open a model, and make its vectors comparable by inner products.
+
+    Raises UserError if its vectors are not dense.
+    """
     model = open_embedder(path, flag, dtype, weights)
     if model.how.kind != "dense":
         raise UserError(
@@ -81,7 +83,7 @@ def open_retriever(
 
 def _of_length_1(encode: Any) -> Any:
     def run(batch: Any) -> Any:
-        from bertjax.models.pooling import normalize_vectors  # which needs jax
+        from bertjax.models.pooling import normalize_vectors  # this imports jax
 
         return normalize_vectors(encode(batch))
 
@@ -95,6 +97,8 @@ def find(
     k: int,
     batch_size: int = 32,
 ) -> list[list[dict[str, Any]]]:
-    """Return the k passages of each question that are nearest, best first: id, title,
-    text and score. model: of `open_retriever`."""
+    """Return the k nearest passages for each question, best first.
+
+    A passage has id, title, text and score. model: from `open_retriever`.
+    """
     return index.found(model.embed([*questions], batch_size)[0], k)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vectors of texts: one forward pass, made as the model was made for."""
+"""Embeddings of texts, with the pooling and options that the model is intended for."""
 
 import dataclasses
 import functools
@@ -20,13 +20,13 @@ from bertjax.tasks.task_type import POOLINGS, find_task_type
 __all__ = ["Embedder", "embed_rows", "make_embedder", "open_embedder", "tokenize"]
 
 BLOCK = 1000  # lines that are tokenized at a time
-ACTIVE = 256  # weights of a text that are kept, unless a model says how many
+ACTIVE = 256  # weights kept per text, if the model does not say how many
 SPARSE = ("weights", "terms")  # what forward.term_weights returns
 Encode = Callable[[dict[str, np.ndarray]], Any]
 
 
 class Embedder(NamedTuple):
-    """A model that makes vectors; how: as `sentences` says, with nothing left open."""
+    """A model that embeds texts; how: its options (Sentences), all of them settled."""
 
     encode: Encode
     tokenizer: Any
@@ -38,7 +38,8 @@ class Embedder(NamedTuple):
     def embed(self, lines: list[str], batch_size: int = 32) -> tuple[np.ndarray, int]:
         """Return the vectors of texts, f32 [n, D], and how many texts were cut.
 
-        Raises UserError for a model of vectors of another kind (`make_index` does).
+        Raises UserError if the model's vectors are not dense; `make_index` supports
+        other kinds.
         """
         if self.how.kind != "dense":
             raise UserError(
@@ -49,7 +50,7 @@ class Embedder(NamedTuple):
         return embed_rows(self.encode, rows, pad_id, batch_size, longest), cut
 
     def of_passages(self) -> "Embedder":
-        """Return what makes vectors of passages, which may be longer."""
+        """Return the embedder for passages, which may be longer than other texts."""
         how = sentence_transformers.of_passages(self.how, self.config, self.meta)
         return self._replace(how=how)
 
@@ -61,8 +62,11 @@ class Embedder(NamedTuple):
     def make_index(
         self, lines: list[str], batch_size: int = 32
     ) -> tuple[search.Index, int]:
-        """Return the vectors of texts, of any kind, so that inner products compare them
-        as the model does, and how many texts were cut."""
+        """Return an index of the vectors of texts, and how many texts were cut.
+
+        Vectors may be of any kind; inner products in the index compare them as the
+        model does.
+        """
         if self.how.kind == "dense":
             vectors, cut = self.embed(lines, batch_size)
             if not self.how.dot:
@@ -73,7 +77,7 @@ class Embedder(NamedTuple):
         outputs: list[Any] = [None] * len(rows)
         for which, found in encode_rows(*how):
             for i, own in enumerate(which):
-                # Copies, since a view would keep the whole batch.
+                # Copy, because a view would keep the whole batch in memory.
                 if self.how.kind == "multi_vector":
                     outputs[own] = found[i, : len(rows[own])].copy()
                 else:
@@ -81,13 +85,13 @@ class Embedder(NamedTuple):
         if self.how.kind == "multi_vector":
             return search.MultiVectors.of(outputs), cut
         weights, terms = (np.stack([x[k] for x in outputs]) for k in SPARSE)
-        pieces = self.tokenizer.vocab_size  # the model may have more, as padding
+        pieces = self.tokenizer.vocab_size  # the model may have more rows, as padding
         width = resolve.encoder_config(self.config, pieces).vocab_size
         return search.Sparse.of_top(weights, terms, width), cut
 
 
 def narrow(vectors: np.ndarray, width: int | None, normalize: bool) -> np.ndarray:
-    """Take the first numbers of each vector, again of length 1 where they were so."""
+    """Truncate vectors to `width`; normalize: scale them to length 1 again."""
     if width is None:
         return vectors
     part = np.ascontiguousarray(vectors[:, :width])
@@ -95,7 +99,7 @@ def narrow(vectors: np.ndarray, width: int | None, normalize: bool) -> np.ndarra
 
 
 def normalized(vectors: np.ndarray) -> np.ndarray:
-    """Make vectors [n, D] of length 1; zeros stay zeros."""
+    """Scale vectors [n, D] to length 1; zeros stay zeros."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors / np.maximum(norms, 1e-12)
 
@@ -103,7 +107,7 @@ def normalized(vectors: np.ndarray) -> np.ndarray:
 def open_embedder(
     path: str, flag: str, dtype: str = "float32", weights: str = "", *options: Any
 ) -> Embedder:
-    """Open a model for its vectors; options: make_embedder's. Raises UserError."""
+    """Open a model as an Embedder; options: make_embedder's. Raises UserError."""
     model = models.open_model(path, flag)
     model.config.dtype = dtype
     return make_embedder(model, f"{flag}={path}", weights, *options)
@@ -117,8 +121,11 @@ def make_embedder(
     normalize: bool | None = None,
     max_length: int | None = None,
 ) -> Embedder:
-    """Make vectors of an open model, named `where` in messages; None: as it was made
-    for. Raises UserError."""
+    """Return the Embedder of a loaded model.
+
+    where: its name in messages. None for an option selects what the model is intended
+    for. Raises UserError as `settle_sentences` does.
+    """
     how = settle_sentences(model, where, pooling, normalize, max_length)
     if how.kind == "sparse":
         params = model.read_params("mlm", weights)
@@ -134,7 +141,7 @@ def make_embedder(
 
 
 def digest_of(params: Any) -> str:
-    """Tell parameters from others: a hash of their names, shapes and some numbers."""
+    """Return a hash that identifies parameters: of names, shapes and some numbers."""
     digest = hashlib.sha256()
 
     def add(name: str, tree: Any) -> None:
@@ -157,8 +164,11 @@ def settle_sentences(
     normalize: bool | None = None,
     max_length: int | None = None,
 ) -> sentence_transformers.Sentences:
-    """Return how an open model makes vectors, with nothing left open; arguments are
-    those of `make_embedder`. Raises UserError for what is not known here."""
+    """Return the options with which a loaded model embeds texts, all of them settled.
+
+    The arguments are those of `make_embedder`. Raises UserError for options and models
+    that are not supported.
+    """
     tokenizer, cfg = model.tokenizer, model.cfg
     task_type = find_task_type(model.config.objective)
     if task_type and task_type.make_tokenizer:
@@ -231,9 +241,9 @@ def tokenize(
 
 
 def make_encoder(cfg: Any, params: Any, pooling: str, normalize: bool) -> Encode:
-    """Make encode(batch) -> vectors, f32 [B, D]; batch: as forward.pad_batches has it.
+    """Return encode(batch) -> vectors, f32 [B, D]; batch: from forward.pad_batches.
 
-    The mean is over the real tokens, [CLS] and [SEP] included; "cls" is the first
+    The mean is over the real tokens, including [CLS] and [SEP]; "cls" is the first
     token's last hidden state, without a pooler (sentence-transformers' Pooling).
     """
     own = {"encoder": params["encoder"]}
@@ -241,7 +251,7 @@ def make_encoder(cfg: Any, params: Any, pooling: str, normalize: bool) -> Encode
 
 
 def _make_encode(params: Any, cfg: Any, readout: str, *options: Any) -> Encode:
-    from bertjax.inference import forward  # which needs jax
+    from bertjax.inference import forward  # this imports jax
 
     placed = forward.place_params(params, cfg)
     run = forward.make_forward(cfg, getattr(forward, readout), *options)
@@ -263,7 +273,7 @@ def embed_rows(
 def encode_rows(
     encode: Encode, rows: list[np.ndarray], pad_id: int, batch_size: int, longest: int
 ) -> Iterator[tuple[np.ndarray, Any]]:
-    """Yield (which rows, what `encode` makes of them), by falling length."""
+    """Yield (indices of rows, `encode` of these rows), longest rows first."""
     from bertjax.inference import forward
 
     sizes = np.array([len(row) for row in rows])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fill the blanks of texts with a masked LM's best guesses."""
+"""Filling of blanks in texts with a masked LM's most likely tokens."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,12 +14,12 @@ from bertjax.data.corpus.line_repair import check_utf8
 
 __all__ = ["add_sequences", "encode", "fill_texts", "make_filler", "masked_lm"]
 
-BLANKS = 8  # blanks that one pass fills
+BLANKS = 8  # blanks per forward pass
 Filler = Callable[[list[int]], list[list[dict[str, Any]]]]
 
 
 def readable_piece(tokenizer: Any, token: int) -> str:
-    """Return the text of a piece; ## begins one that a word goes on with."""
+    """Return the text of a piece; it begins with ## if it continues a word."""
     text, joined = rendering.surface(tokenizer, token)
     return "##" * joined + rendering.visible(text)
 
@@ -27,7 +27,7 @@ def readable_piece(tokenizer: Any, token: int) -> str:
 def add_sequences(
     tokenizer: Any, ids: Sequence[int], masks: list[list[dict[str, Any]]]
 ) -> None:
-    """Give each guess its sequence: the text with this blank filled, others not."""
+    """Add "sequence" to each guess: the text with this blank filled, others not."""
     blanks = [i for i, t in enumerate(ids) if t == tokenizer.mask_id]
     for i, blank in zip(blanks, masks, strict=True):
         for guess in blank:
@@ -36,7 +36,10 @@ def add_sequences(
 
 
 def encode(tokenizer: Any, text: str, longest: int) -> list[int]:
-    """Return [CLS] text [SEP] as ids. UserError without a blank or when too long."""
+    """Return [CLS] text [SEP] as ids.
+
+    Raises UserError for a text without a blank, or with more than `longest` tokens.
+    """
     check_utf8(text)
     ids = tokenizer.encode_with_masks(text)
     if tokenizer.mask_id not in ids:
@@ -50,10 +53,9 @@ def encode(tokenizer: Any, text: str, longest: int) -> list[int]:
 
 
 def masked_lm(params: Any, cfg: Any) -> tuple[Any, Any]:
-    """Return the masked LM {"encoder", "mlm"} and its config.
+    """Return the masked LM's parameters {"encoder", "mlm"} and its config.
 
-    Of the two models of ELECTRA it is the generator that fills blanks. An
-    encoder-decoder keeps its "decoder".
+    For ELECTRA these are the generator's. An encoder-decoder keeps its "decoder".
     """
     from bertjax.models import encoder
 
@@ -61,7 +63,7 @@ def masked_lm(params: Any, cfg: Any) -> tuple[Any, Any]:
         from bertjax.objectives.electra import split_pair
 
         params, cfg = split_pair(params, cfg)["generator"]
-    # A head that is tied and has nothing of its own (GPT's) is not there.
+    # A tied head without parameters of its own (GPT's) is missing.
     parts = ["encoder", "mlm", *["decoder"] * (cfg.num_decoder_layers > 0)]
     own = {k: params[k] for k in parts if k in params}
     return own, encoder.without_pooler(cfg)
@@ -70,13 +72,12 @@ def masked_lm(params: Any, cfg: Any) -> tuple[Any, Any]:
 def make_filler(
     cfg: Any, params: Any, tokenizer: Any, top_k: int, before: bool = False
 ) -> Filler:
-    """Make fill(ids) -> for each blank its top_k {"token", "id", "probability"}, best
-    first.
+    """Return fill(ids) -> the top_k guesses for each blank, best first.
 
-    The head is computed at the blanks alone, or one place to the left of each
-    (`before`: resolve.reads_before). Rows of the embedding beyond the vocabulary
-    (padding) have probabilities, but are no guesses. fill raises UserError where
-    probabilities are no numbers, as of a model that is broken.
+    A guess is {"token", "id", "probability"}. The head is computed only at the blanks,
+    or with `before` (resolve.reads_before) one position to the left of each. Rows of
+    the embeddings beyond the vocabulary (padding) have probabilities, but are no
+    guesses. `fill` raises UserError if probabilities are not finite.
     """
     import jax
 
@@ -118,10 +119,10 @@ def make_filler(
 def fill_texts(
     model: LoadedModel, texts: Sequence[str], top_k: int, weights: str, flag: str
 ) -> Iterator[tuple[list[int], list[list[dict[str, Any]]]]]:
-    """Yield (ids, guesses for each blank) of each text, as `make_filler` has them.
+    """Yield (ids, guesses for each blank) of each text, as from `make_filler`.
 
-    All texts are looked at before the first is filled. Raises UserError for a text
-    without a blank or too long, and for a model without a masked-LM head.
+    All texts are checked before the first is filled. Raises UserError for a text that
+    has no blank or is too long, and for a model without a masked-LM head.
     """
     check_masked_lm(model, flag)
     tokenizer, cfg = model.tokenizer, model.cfg

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forward pass over texts of any lengths: few shapes, each compiled once.
+"""The forward pass over texts of any length, in a few shapes that are compiled once.
 
-Texts are padded to one of a few lengths (`plan_batches`), a model is compiled once for
-each (`make_forward`), and one batch computes while the next is made (`run_batches`).
+Texts are padded to one of a few lengths (`plan_batches`), a model is compiled once per
+length (`make_forward`), and one batch computes while the next is prepared
+(`run_batches`).
 """
 
 import functools
@@ -38,11 +39,13 @@ __all__ = [
     "top_guesses",
 ]
 
-LENGTHS = 5  # shapes that texts of all lengths are padded to
-MORE_LENGTHS = 9  # of many texts on a CPU, which compiles a shape in a second or two
-MANY = 2**16  # tokens, from which on these pay
-CPU_TOKENS = 2**11  # of a core: what XLA makes of larger arrays there is a third slower
-LONG = 8192  # of longer rows, five lengths would be too far from each other
+LENGTHS = 5  # the lengths to which texts are padded
+# For many texts on a CPU, which compiles a shape in a second or two, there are more
+# lengths; they pay off from MANY tokens on.
+MORE_LENGTHS = 9
+MANY = 2**16
+CPU_TOKENS = 2**11  # per core; on a CPU XLA is a third slower with larger arrays
+LONG = 8192  # for longer rows, five lengths would be too far apart
 
 
 # ---------------------------------------------------------------- what a pass returns
@@ -58,7 +61,7 @@ def mlm_logits(params: Any, cfg: Any, hidden: Any, batch: Any) -> Any:
 
 
 def log_likelihoods(params: Any, cfg: Any, hidden: Any, batch: Any) -> Any:
-    """Return ln p of the ids `truth` i32 [B] at each row's one position, f32 [B]."""
+    """Return ln p of the ids `truth` i32 [B] at each row's only position, f32 [B]."""
     word, truth = params["encoder"]["embeddings"]["word"], batch["truth"]
     return heads.log_likelihoods(params.get("mlm", {}), word, cfg, hidden[:, 0], truth)
 
@@ -66,10 +69,10 @@ def log_likelihoods(params: Any, cfg: Any, hidden: Any, batch: Any) -> Any:
 def token_log_likelihoods(
     params: Any, cfg: Any, hidden: Any, batch: Any, never: int | None
 ) -> Any:
-    """Return the `weights` f32 [B, P] times ln p of the ids `truth` i32 [B, P] at each
-    hidden state, f32 [B, P].
+    """Return weights times ln p of the ids `truth` at each hidden state, f32 [B, P].
 
-    never: an id of no probability. The logits are made in as many pieces as in training
+    The batch has `truth` i32 [B, P] and `weights` f32 [B, P]. never: an id that gets no
+    probability, or None. The logits are computed in chunks as in training
     (cfg.max_logits_mb).
     """
     how = params, cfg, hidden, batch["truth"], never
@@ -79,13 +82,15 @@ def token_log_likelihoods(
 def pooled_vectors(
     params: Any, cfg: Any, hidden: Any, batch: Any, pooling: str, normalize: bool
 ) -> Any:
-    """Return a vector a row, f32 [B, D]; pooling: a name of models/pooling.py."""
+    """Return one vector per row, f32 [B, D]; pooling: a key of pooling.POOLINGS."""
     return text_vectors(hidden, batch, pooling, normalize)
 
 
 def term_weights(params: Any, cfg: Any, hidden: Any, batch: Any, active: int) -> Any:
-    """Return a row's largest weights of the vocabulary, "weights" f32 [B, active], and
-    their pieces, "terms" i32 (SPLADE)."""
+    """Return each row's largest SPLADE weights over the vocabulary.
+
+    These are "weights" f32 [B, active] and their ids, "terms" i32 [B, active].
+    """
     word, is_text = params["encoder"]["embeddings"]["word"], members_of(batch)
     head = params.get(token_head.PARAMS, {})
     weights = heads.term_weights(head, word, cfg, hidden, is_text)[:, 0]
@@ -94,16 +99,16 @@ def term_weights(params: Any, cfg: Any, hidden: Any, batch: Any, active: int) ->
 
 
 def token_vectors(params: Any, cfg: Any, hidden: Any, batch: Any) -> Any:
-    """Return a vector of each token, f32 [B, L, E] (ColBERT)."""
+    """Return one vector per token, f32 [B, L, E] (ColBERT)."""
     return heads.token_vectors(params["colbert"], hidden)
 
 
 def top_guesses(
     params: Any, cfg: Any, hidden: Any, batch: Any, pieces: int, top_k: int
 ) -> Any:
-    """Return the masked LM's best guesses of one row: (probabilities, ids), [P, top_k].
+    """Return the masked LM's best guesses for a row: (probabilities, ids), [P, top_k].
 
-    pieces: ids from there on are padding of the vocabulary, and no guesses.
+    pieces: ids from this number on pad the vocabulary, and are never guessed.
     """
     likely = jax.nn.softmax(mlm_logits(params, cfg, hidden, batch)[0], axis=-1)
     beyond = np.arange(cfg.vocab_size) >= pieces
@@ -115,13 +120,14 @@ def top_guesses(
 def make_forward(
     cfg: Any, readout: Callable[..., Any], *options: Any
 ) -> Callable[[Any, Any], Any]:
-    """Make run(params, batch) -> readout(params, cfg, hidden, batch, *options), jitted.
+    """Return the jitted run(params, batch) -> readout(params, cfg, hidden, ...).
 
-    The same function for equal arguments, so that another checkpoint of a
-    model, or a later call, compiles nothing. batch: input_ids i32 [B, L]; sizes i32
-    [B], the real tokens of each row; with mlm_positions i32 [B, P] the last layer is
-    computed there alone, and hidden is [B, P, D]; with attention_steps i32 [B, L] they
-    say who sees whom. params: what `place_params` returns.
+    The readout also gets the batch and *options. Equal arguments return the same
+    function, so that another checkpoint of a model, or a later call, compiles nothing.
+    batch: input_ids i32 [B, L]; sizes i32 [B], the real tokens of each row. With
+    mlm_positions i32 [B, P] the last layer is computed only there, and hidden is [B, P,
+    D]. attention_steps i32 [B, L] are optional (attention_mask.py). params: from
+    `place_params`.
     """
     cfg = encoder.without_pooler(cfg)
 
@@ -145,8 +151,11 @@ def make_forward(
 
 
 def count_cpu_chunks(rows: int, length: int) -> int:
-    """Return in how many parts a batch is worked on, a divisor of its rows: on a CPU of
-    CPU_TOKENS tokens a core where rows can be parted so far, elsewhere one."""
+    """Return the number of chunks for a batch, a divisor of its rows.
+
+    On a CPU a chunk has at most CPU_TOKENS tokens per core, unless a single row has
+    more; elsewhere there is one chunk.
+    """
     if jax.default_backend() != "cpu":
         return 1
     wanted = math.ceil(rows * length / (CPU_TOKENS * count_cores()))
@@ -154,14 +163,13 @@ def count_cpu_chunks(rows: int, length: int) -> int:
 
 
 def place_params(params: Mapping[str, Any], cfg: Any) -> dict[str, Any]:
-    """Put parameters on the device, the encoder's layers each apart."""
+    """Put parameters on the device, with separate arrays for each encoder layer."""
     layers = stacked_layers.unstack(params["encoder"], encoder.without_pooler(cfg))
     return jax.device_put({**params, "encoder": layers})
 
 
 def place_tables(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Put tables that are searched on a device, zeros behind their last rows
-    (models/nearest.py)."""
+    """Put tables that are searched on the device, padded for models/nearest.py."""
     placed = {}
     for name, table in tables.items():
         whole = np.zeros((split_rows(len(table), 1)[0], *table.shape[1:]), table.dtype)
@@ -172,8 +180,10 @@ def place_tables(tables: Mapping[str, Any]) -> dict[str, Any]:
 
 # ---------------------------------------------------------------- batches of texts
 def bucket_lengths(most: int, count: int = LENGTHS) -> list[int]:
-    """Return the lengths that texts are padded to, `count` at most: `most`, and less, a
-    sixteenth of it or 32.
+    """Return at most `count` lengths to which texts are padded.
+
+    They rise geometrically to `most`, from a sixteenth of it or from 32, whichever is
+    less.
 
     >>> bucket_lengths(512), bucket_lengths(8192)
     ([32, 64, 128, 256, 512], [32, 128, 512, 2048, 8192])
@@ -187,14 +197,14 @@ def bucket_lengths(most: int, count: int = LENGTHS) -> list[int]:
 def plan_batches(
     sizes: np.ndarray, batch_size: int, longest: int
 ) -> tuple[int, list[tuple[np.ndarray, int]]]:
-    """Plan batches of rows by falling length, in at most five shapes (on a CPU nine,
-    where rows are many).
+    """Plan batches of rows, longest first, in at most five shapes.
 
-    sizes: tokens of the rows, i64 [n]; longest: what no row is padded beyond. Returns
-    the rows of a batch, and (which rows, the length that they are padded to) of each.
-    Lengths end at the longest row. What is one batch has the model's lengths and a
-    power of two of rows, so that calls with a few texts find the programs of earlier
-    ones; lengths beyond LONG, and those of models that have none (T5's), follow the
+    On a CPU there are up to nine if the rows are many. sizes: tokens of the rows, i64
+    [n]; longest: the greatest length to pad to. Returns the number of rows per batch,
+    and (indices of rows, padded length) for each batch. The greatest length is that of
+    the longest row. If all rows are one batch, the model's own lengths and a power of
+    two of rows are used, so that calls with a few texts reuse the programs of earlier
+    calls; above LONG, as for models without a greatest length (T5), lengths follow the
     longest row.
 
     >>> plan_batches(np.array([7, 20, 9]), 32, 512)
@@ -216,16 +226,16 @@ def plan_batches(
 
 
 def count_work(planned: Sequence[tuple[np.ndarray, int]]) -> int:
-    """Return the padded tokens of planned batches: what they cost, nearly."""
+    """Return the padded tokens of planned batches, a measure of their cost."""
     return sum(len(which) * length for which, length in planned)
 
 
 def pad_batches(
     rows: Sequence[np.ndarray], pad_id: int, batch_size: int, longest: int
 ) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
-    """Yield (which rows, batch) of rows of ids, by falling length (`plan_batches`).
+    """Yield (indices of rows, batch) of rows of ids, longest first (`plan_batches`).
 
-    The last batch is filled up with rows of one token of padding.
+    The last batch is filled up with rows of one padding token.
     """
     sizes = np.array([len(row) for row in rows])
     batch_size, planned = plan_batches(sizes, batch_size, longest)
@@ -243,9 +253,10 @@ def run_batches(
     run: Callable[[Any], Any],
     progress: Any,
 ) -> Iterator[tuple[np.ndarray, Any]]:
-    """Yield (which rows, outputs of these rows as numpy) of each batch, in order.
+    """Yield (indices of rows, their outputs as numpy arrays) of each batch, in order.
 
-    run(batch) -> a tree of arrays [B, ...]. One batch computes while the next is made.
+    run(batch) -> a tree of arrays [B, ...]. One batch computes while the next is
+    prepared.
     """
 
     def finish(which: np.ndarray, length: int, outputs: Any) -> tuple[np.ndarray, Any]:

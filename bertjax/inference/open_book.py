@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions answered out of an index: found, then read.
+"""Question answering from an index of passages.
 
-A model of vectors finds passages, and says these; one that reads (objective=read)
-answers from them.
+An embedding model finds passages, and returns these. A reader (objective=read or rag)
+answers from the passages that were found.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,8 +20,8 @@ from bertjax.tasks.task_type import find_task_type
 
 __all__ = ["answer_from_index", "find_passages"]
 
-FOUND = 20  # passages of a question that a model of vectors names
-READERS = ("read", "rag")  # objectives that answer out of passages
+FOUND = 20  # passages per question that an embedding model returns by default
+READERS = ("read", "rag")  # objectives whose models answer from passages
 
 
 def answer_from_index(
@@ -31,12 +31,12 @@ def answer_from_index(
     index: PassageIndex,
     writes: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Yield what a model says of each question, in order.
+    """Yield a model's answer to each question, in order.
 
-    args: retriever, passages, batch_size, dtype, weights; and of a model that writes
-    num_beams and length_penalty, where given. Of a model of vectors: the question, with
-    `ctxs`, its passages. writes: whether it has to be one that writes texts. Raises
-    UserError for one of another kind, before anything is searched.
+    An embedding model returns the question with `ctxs`, the passages that it finds.
+    args: retriever, passages, batch_size, dtype, weights; for a model that writes texts
+    also num_beams and length_penalty, if given. writes: whether the model must be one
+    that writes texts. Raises UserError for other models, before anything is searched.
     """
     names = [id_of(row, i) for i, row in enumerate(questions)]
     pairs = zip(names, questions, strict=True)
@@ -63,17 +63,18 @@ def answer_from_index(
             f"an index are of objective={' or '.join(READERS)}"
         )
     model = open_finetuned(where, args.dtype, args.weights, opened=opened)
-    trains = bool(model.form.index)  # whether its vectors of questions were learnt
+    trains = bool(model.form.index)  # whether its question encoder was trained
     if not trains and not args.retriever:
         raise UserError(
             f"--model={where} reads what another model finds: give --retriever=DIR, "
             "the model of the index"
         )
     config = model.config
-    # One that writes is given what was found, though its steps found it themselves.
+    # A model that writes gets the passages found here, although in training its steps
+    # searched themselves.
     config.task.index = args.index if trains and not kind.generates else ""
     if config.task.index and args.retriever:
-        # Its own vectors of questions are compared with the index, whoever searches.
+        # Whoever searches, the reader compares its own question vectors with the index.
         known = embed_texts.digest_of(model.params), opened.meta.get("index_model", "")
         index.check_model(known, f"--model={where}", cli.say)
     prepare_task.settle(config)
@@ -106,10 +107,10 @@ def find_passages(
     index: PassageIndex,
     k: int,
 ) -> list[list[dict[str, Any]]]:
-    """Return k passages of each question by the model of a path, named by a flag."""
+    """Return k passages for each question, found by the model at `path` (a flag's)."""
     finder = embed_index.open_retriever(path, flag, args.dtype, args.weights)
-    # A reader's questions have vectors of their own, passages those that it began with,
-    # or its own too.
+    # A reader has its own question vectors; its passage vectors are those of the index
+    # model that it began with, or its own too.
     known = finder.digest, finder.meta.get("index_model", "")
     index.check_model(known, f"{flag}={path}", cli.say)
     texts = [row["question"] for row in questions]

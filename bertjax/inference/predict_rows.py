@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of a finetuned model to the rows of its task."""
+"""Predictions of a finetuned model for rows of its task."""
 
 import dataclasses
 import functools
@@ -21,7 +21,10 @@ __all__ = ["Finetuned", "answer", "make_forward", "open_finetuned", "predict"]
 
 
 class Finetuned(NamedTuple):
-    """A model that answers; threshold: how much better no answer has to be, or None."""
+    """A finetuned model.
+
+    threshold: by how much "no answer" must score better than an answer, or None.
+    """
 
     config: Any
     objective: str
@@ -41,7 +44,8 @@ def open_finetuned(
 ) -> Finetuned:
     """Open a finetuned model. Raises UserError for one that was not finetuned.
 
-    columns: of the texts, with a comma, where others. opened: where it is open already.
+    columns: the names of the text columns, comma-separated, if they differ from those
+    in training. opened: the model, if it is loaded already.
     """
     config, tokenizer, checkpoint, meta = opened or models.open_model(path, flag)
     if "task" not in meta:
@@ -65,7 +69,8 @@ def open_finetuned(
     import jax
 
     shipped = shipped_task_type(config.objective)
-    # Texts are learnt by the head over the vocabulary, which may have no parameters.
+    # A model that writes texts uses the head over the vocabulary, which may have no
+    # parameters.
     is_own = shipped and not (shipped.generates or shipped.token_head)
     head = config.objective if is_own else ""
     params = jax.device_put(models.read_params(checkpoint, head, weights))
@@ -76,13 +81,13 @@ def open_finetuned(
 def answer(
     model: Finetuned, read: Sequence[Any], batch_size: int = 32
 ) -> Iterator[dict[str, Any]]:
-    """Yield what a model says of each example, in order."""
+    """Yield a model's prediction for each example, in order."""
     task_type = get_task_type(model.config.objective)
     rows = task_type.make_rows(read, model.form, model.tokenizer, False, cli.say)
     longest = resolve.encoder_config(model.config, 1).max_length
     rows = rows.plan(min(model.config.data.length, longest))
     if model.threshold is not None:
-        # A field of the rows whose TaskType has_threshold.
+        # Rows have this field if their TaskType has has_threshold.
         threshold: dict[str, Any] = {"threshold": model.threshold}
         rows = dataclasses.replace(rows, **threshold)
     for line in (rows.read_as(model.tokenizer, labelled=False), *rows.notes()):
@@ -98,9 +103,9 @@ def predict(
 ) -> dict[str, list[np.ndarray]]:
     """Return the head's outputs for each of the rows, in order: {name: [...]}.
 
-    Rows go by falling length through at most five shapes. run_model(batch): what makes
-    the outputs in the place of the model itself. Raises UserError for outputs
-    that are not finite.
+    Rows are processed longest first, in at most five shapes. run_model(batch): computes
+    the outputs instead of the model itself. Raises UserError for outputs that are not
+    finite.
     """
     from bertjax.inference import forward
     from bertjax.objectives.base import TokenIds
@@ -123,7 +128,7 @@ def predict(
 
     @functools.cache
     def narrow(length: int) -> Rows:
-        # One for all batches of a length: what rows compute once is of all of them.
+        # All batches of a length share one, so that values it caches are computed once.
         return dataclasses.replace(rows, length=length)
 
     def batches() -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
@@ -151,10 +156,10 @@ def make_forward(
     writing: Any = None,
     candidates: Any = None,
 ) -> Callable[[Any, Any], dict[str, Any]]:
-    """Make run(parameters, batch) -> the head's outputs, compiled once a shape.
+    """Return run(parameters, batch) -> the head's outputs, compiled once per shape.
 
-    The same function for the same model; tokens: the TokenIds of the tokenizer;
-    writing: how texts are written (generation/answers.py), None: they are not;
+    Equal arguments return the same function. tokens: the TokenIds of the tokenizer;
+    writing: how texts are generated (generation/answers.py), None: they are not;
     candidates: those of the rows.
     """
     import jax
@@ -175,7 +180,8 @@ def make_forward(
     def run(params: Any, batch: Any) -> dict[str, Any]:
         rows, *length = batch["input_ids"].shape
         chunks = forward.count_cpu_chunks(rows, math.prod(length))
-        # Sums are of labels, which there are none of: nothing computes them.
+        # evaluate also returns sums over labels. There are no labels here, and the
+        # compiler removes the unused sums.
         return map_rows(lambda rows, number: evaluate(params, rows)[1], chunks, batch)
 
     return run
