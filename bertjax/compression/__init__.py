@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models made small after training: pruned or quantised layer by layer."""
+"""Post-training compression: pruning and quantization, layer by layer."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calibration rows: full sentences of running text, nothing masked."""
+"""Calibration rows: full sentences of running text, without masks."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ from bertjax.assembly.models import LoadedModel, row_length
 from bertjax.config import cli, schema
 from bertjax.data.corpus.sources import parse_sources
 
-TOKENS = 2048  # padded tokens at once
-# Of the model's config: how its texts are read, and where stores of them are kept.
+TOKENS = 2048  # padded tokens per batch
+# Keys taken from the model's config: how texts are read, and where stores are cached.
 SAME = ("cache", "text_field", "segmenter", "max_line_bytes", "lower_case")
 
 
@@ -21,18 +21,19 @@ def read_calibration(
 ) -> list[dict[str, np.ndarray]]:
     """Read `rows` rows of --text as batches for `hessians.Walk`.
 
-    length: tokens of a row, special ones included; None: 128, or what the model has.
-    Sentences follow each other until a row is full; the rows are spread over the text,
-    the same ones in every call. Says where the text has fewer. Raises UserError.
+    length: tokens per row, including special ones; None: 128, or the model's greatest
+    length if that is less. A row is filled with consecutive sentences. The rows are
+    spread over the text, and are the same in every call. Reports if the text has fewer
+    rows. Raises UserError for invalid texts.
     """
     length = row_length(opened.cfg, length)
-    parse_sources(text, "--text", "valid")  # whose messages name the flag
+    parse_sources(text, "--text", "valid")  # its messages name the flag
     config = schema.base()
     config.data.update({key: opened.config.data[key] for key in SAME})
     config.data.update(valid=text, plan="full_sentences", length=length)
     prepared_text.settle_cache(config, cli.say)
 
-    def say(line: str) -> None:  # a set without a name has that of data.valid
+    def say(line: str) -> None:  # a set without a name is called "valid"
         unnamed = line.startswith("valid: ")
         cli.say(f"--text: {line.removeprefix('valid: ')}" if unnamed else line)
 

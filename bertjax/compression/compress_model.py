@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compress an encoder in place, layer by layer."""
+"""Compression of an encoder in place, layer by layer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from bertjax.data.progress import Progress
 from bertjax.models.config import EncoderConfig
 from bertjax.models.stacked_layers import take_layer
 
-# What is seen at a tap (models/transformer_layer.py) -> the matrices that it meets.
+# Tap (models/transformer_layer.py) -> the matrices that are multiplied with its input.
 MATRICES = {
     "attention/query": ("attention/query", "attention/key", "attention/value"),
     "attention/output": ("attention/output",),
@@ -26,12 +26,12 @@ TABLES = ("word", "position", "token_type")
 
 
 class Compressed(NamedTuple):
-    """What was done to a model.
+    """The result of a compression.
 
-    forms: of the compressed leaves, by path; the others are dense. weights, zeros: of
-    the layers' matrices, how many there are, and how many are 0. error: the mean over
-    matrices of what their outputs lost, tr(E^T H E) / tr(W^T H W); None where no
-    texts were read. tokens: real ones that were.
+    forms: the forms of the compressed leaves, by path; the others are dense. weights,
+    zeros: the number of weights in the layers' matrices, and of zeros among them.
+    error: the mean over matrices of the relative error of their outputs, tr(E^T H E) /
+    tr(W^T H W); None if no texts were read. tokens: the real tokens that were read.
     """
 
     forms: dict[str, Form]
@@ -42,7 +42,7 @@ class Compressed(NamedTuple):
 
 
 def check_model(cfg: EncoderConfig, what: str) -> None:
-    """Refuse what is not compressed: UserError beginning with `what`."""
+    """Raise UserError for models that are not supported; `what` begins the message."""
     if cfg.num_decoder_layers:
         raise UserError(f"{what} is an encoder-decoder, which is not compressed")
 
@@ -53,12 +53,13 @@ def compress_model(
     recipe: Recipe,
     batches: Sequence[Batch],
 ) -> Compressed:
-    """Compress the encoder of `params`, numpy arrays f32 that are written to.
+    """Compress the encoder of `params` (numpy arrays f32) in place.
 
-    Matrices of the layers, and tables as recipe.embeddings says; heads, biases, norms
-    and projections stay. Each layer's inputs are those that the compressed layers
-    before it make of the batches. Layers that share their parameters (ALBERT) are
-    compressed once, by the inputs at all depths. Raises UserError.
+    It compresses the matrices of the layers, and tables as recipe.embeddings says;
+    heads, biases, norms and projections do not change. Each layer's calibration inputs
+    are the outputs of the compressed layers before it. Layers that share parameters
+    (ALBERT) are compressed once, with the inputs at all their depths. Raises UserError
+    for weights or inputs that are not finite, and for a pattern that does not fit.
     """
     encoder, forms = params["encoder"], compress_tables(params, recipe)
     encoder["layers"] = writable(encoder["layers"])
@@ -102,8 +103,11 @@ def compress_model(
 def compress_kernel(
     kernel: np.ndarray, path: str, recipe: Recipe, hessian: np.ndarray | None
 ) -> tuple[PackedMatrix | None, list[float]]:
-    """Replace a kernel's weights in place; returns its codes (None of a pruned one) and
-    what its outputs lost, [] where nothing says."""
+    """Compress a kernel in place.
+
+    Returns its packed codes (None if it is pruned), and a list with the relative error
+    of its outputs, which is empty without a Hessian.
+    """
     weights = kernel.reshape(inputs_of(path, kernel), -1)
     if not np.isfinite(weights).all():
         raise UserError(f"--model: weights of {path} are not finite (NaN)")
@@ -122,7 +126,7 @@ def compress_kernel(
 
 
 def compress_tables(params: dict[str, Any], recipe: Recipe) -> dict[str, Form]:
-    """Compress the tables of embeddings in place; returns their forms by path."""
+    """Compress the embedding tables in place; return their forms by path."""
     tables = params["encoder"]["embeddings"]
     places = {f"encoder/embeddings/{name}": (tables, name) for name in TABLES}
     places["mlm/decoder"] = params.get("mlm", {}), "decoder"
@@ -152,14 +156,14 @@ def make_form(
 
 
 def inputs_of(path: str, kernel: np.ndarray) -> int:
-    """Return how many inputs a layer's kernel has: [D, H, K], [H, K, D] or [D, M]."""
+    """Return the number of inputs of a kernel [D, H, K], [H, K, D] or [D, M]."""
     if path == "attention/output":
         return kernel.shape[0] * kernel.shape[1]
     return kernel.shape[0]
 
 
 def writable(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tree of f32 arrays that can be written to, copies where they must be."""
+    """Return a tree of writable f32 arrays, copied only if necessary."""
     return {
         key: writable(leaf)
         if isinstance(leaf, Mapping)

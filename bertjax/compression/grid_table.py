@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A grid of methods on one model: each compressed, scored, a line of a table."""
+"""A table of compression methods on one model: each result is scored."""
 
 import json
 import re
@@ -27,9 +27,10 @@ def make_grid(
     group_size: int | None,
     embeddings: str,
 ) -> list[Recipe]:
-    """Return a recipe for each method and how far it goes; (): all that there are.
+    """Return a recipe for each method and each sparsity or number of bits.
 
-    Raises UserError for what is unknown, and for what none of the methods reads.
+    An empty sequence selects all that are known. Raises UserError for unknown values,
+    and for options that none of the methods reads.
     """
     recipes = []
     for method in methods or METHODS:
@@ -65,13 +66,13 @@ def run_grid(
     say: Callable[[str], None],
     weights: str = "",
 ) -> Iterator[list[Row]]:
-    """Compress a model by each recipe, score the result, and yield the rows so far; the
-    first one is of the model itself.
+    """Compress a model by each recipe, score the result, and yield the rows so far.
 
-    compress(recipe) yields a model, and what it recovers to, if it does, which is
-    another row. evaluate: the flags of `python -m bertjax.evaluate`; metrics: keys of
-    what that prints. out: where the models stay, None: nowhere. weights: which of the
-    model's parameters are compressed, and scored as its own. Raises UserError.
+    The first row is that of the model itself. compress(recipe) yields the compressed
+    model, and then, with recovery, the recovered model, which is another row. evaluate:
+    flags of `python -m bertjax.evaluate`; metrics: keys of its output. out: the
+    directory for the models; None: they are not kept. weights: which of the model's
+    parameters are compressed, and scored for its own row. Raises UserError.
     """
     rows: list[Row] = []
     with ExitStack() as stack:
@@ -103,7 +104,7 @@ def score(
 ) -> dict[str, float]:
     """Return metrics of a model as `python -m bertjax.evaluate` prints them.
 
-    In a process of its own, as a user would run it: what it holds is gone after it.
+    This runs in a separate process, so that its memory is freed afterwards.
     """
     command = [sys.executable, "-m", "bertjax.evaluate", f"--model={model}", "--json"]
     command += [f"--weights={weights}"] * bool(weights)
@@ -129,7 +130,7 @@ def score(
 
 
 def numbers(tree: Mapping[str, Any], above: str = "") -> dict[str, float]:
-    """Return the numbers of an object by path, "wiki/mlm_loss"."""
+    """Return the numbers in an object by path, such as "wiki/mlm_loss"."""
     found: dict[str, float] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
@@ -140,8 +141,11 @@ def numbers(tree: Mapping[str, Any], above: str = "") -> dict[str, float]:
 
 
 def markdown(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the lines of the table: bytes in MB (10^6) and as a share, and scores with
-    what they differ from the model's own."""
+    """Yield the lines of the table in Markdown.
+
+    It has bytes in MB (10^6) and as a fraction of the dense model's, and scores with
+    their differences from the dense model's.
+    """
     first = rows[0]
     names = list(first["values"])
     yield "| method | how far | MB | of dense | " + " | ".join(names) + " |"

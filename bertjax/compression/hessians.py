@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the matrices of each layer are multiplied with, over calibration texts.
+"""The Hessians of the inputs of each layer's matrices, over calibration texts.
 
-The rows walk through the encoder layer by layer; each layer sees what the layers before
-it, already compressed, have made.
+The rows go through the encoder layer by layer; the inputs of a layer are the outputs of
+the layers before it, which are already compressed.
 """
 
 import functools
@@ -39,9 +39,10 @@ def _run_layer(
     earlier: Earlier,
     sums: Sums | None,
 ) -> tuple[jax.Array, Sums | None]:
-    """Run one layer on x [B, L, D]; tapped: also add what its matrices see to `sums`.
+    """Run one layer on x [B, L, D]; tapped: also return sums over its matrices' inputs.
 
-    Of each tap X^T diag(real) X, f32 [in, in]: padding and copied rows count nothing.
+    For each tap this is X^T diag(real) X, f32 [in, in], plus `sums`; padding and copied
+    rows do not count.
     """
     inputs = make_attention_inputs(embeddings, cfg, batch)
     own = inputs[:1] if is_global else inputs[-1:]
@@ -66,11 +67,11 @@ def _embed(cfg: EncoderConfig, params: Params, batch: dict[str, jax.Array]) -> A
 
 
 class Walk:
-    """Calibration rows on their way through an encoder, in float32.
+    """Runs calibration rows through an encoder, layer by layer, in float32.
 
     batches: input_ids, attention_mask, optional token_type_ids, i32 [B, L], and
-    example_weights f32 [B], 0 for rows that only fill a batch. embeddings: those of the
-    encoder.
+    example_weights f32 [B], 0 for rows that only fill a batch. embeddings: the
+    encoder's.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Walk:
     ) -> None:
         self.cfg = cfg
         self.batches = [dict(batch) for batch in batches]
-        # Only relative positions are read again.
+        # Later only relative positions are read.
         self.embeddings = {k: v for k, v in embeddings.items() if k == "relative"}
         words = jax.device_put(embeddings)
         self.hidden = [_embed(cfg, words, batch) for batch in self.batches]
@@ -92,7 +93,7 @@ class Walk:
     def hessians(self, layer: Params, depths: Sequence[int]) -> dict[str, np.ndarray]:
         """Return E[x x^T] over the real tokens by tap, f32 [in, in].
 
-        layer: the parameters that all of these depths share, over which it is the mean.
+        layer: the parameters that these depths share. The mean is over all of them.
         """
         layer, sums = jax.device_put(layer), None
         for i in range(len(self.batches)):
@@ -104,7 +105,7 @@ class Walk:
         return {name: np.asarray(x) / np.float32(count) for name, x in sums.items()}
 
     def advance(self, layer: Params, depths: Sequence[int]) -> None:
-        """Go through the layers of these depths, which share their parameters."""
+        """Run the rows through the layers at these depths, which share parameters."""
         layer = jax.device_put(layer)
         if self.cfg.value_skip and not self.values:
             make = jax.jit(first_values, static_argnums=1)

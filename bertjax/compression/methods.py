@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The methods by name, and what is asked of one."""
+"""The compression methods by name, and recipes made from flags."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,15 +13,16 @@ from bertjax.compression.quantize import Quantized
 from bertjax.compression.sparse import Pattern
 
 BITS = (8, 4, 3)
-ROWS = 2048  # of a table at once
+ROWS = 2048  # rows of a table per step
 EMBEDDINGS = {"8": "in 8 bits", "same": "as the layers are", "dense": "untouched"}
 
 
 class Method(NamedTuple):
-    """A way of compressing one matrix.
+    """A method of compressing one matrix.
 
-    prunes: it removes weights; others quantise. calibrated: it reads the Hessian of the
-    inputs. apply: (weights [in, out][, hessian [in, in]], pattern | bits, group size).
+    prunes: it removes weights; the other methods quantize. calibrated: it reads the
+    Hessian of the inputs. apply: a function of (weights [in, out][, hessian [in, in]],
+    pattern), or with (bits, group size) instead of the pattern.
     """
 
     prunes: bool
@@ -41,11 +42,11 @@ METHODS = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is done to a model: a method, and how far it goes.
+    """How a model is compressed: a method and its degree.
 
-    pattern: of methods that prune, else None; bits, group_size: of those that quantise,
-    else 0. embeddings: a key of EMBEDDINGS, of the tables of words, positions and types
-    and of an output matrix of its own.
+    pattern: for methods that prune, otherwise None; bits, group_size: for methods that
+    quantize, otherwise 0. embeddings: a key of EMBEDDINGS; it applies to the tables of
+    words, positions and types, and to an untied output matrix.
     """
 
     method: str
@@ -56,23 +57,23 @@ class Recipe:
 
     @property
     def calibrated(self) -> bool:
-        """Whether calibration texts are read."""
+        """Whether the method needs calibration texts."""
         return METHODS[self.method].calibrated
 
     @property
     def degree(self) -> str:
-        """How far it goes, for people: 50%, 2:4, 3 bits."""
+        """The degree in readable form: 50%, 2:4, 3 bits."""
         if self.pattern is None:
             return f"{self.bits} bits"
-        share = f"{100 * self.pattern.share:g}%"  # which no other share has
+        share = f"{100 * self.pattern.share:g}%"  # different for each share
         return str(self.pattern) if self.pattern.group else share
 
     def compress(
         self, weights: np.ndarray, hessian: np.ndarray | None
     ) -> np.ndarray | Quantized:
-        """Compress a matrix, f32 [in, out]; hessian [in, in] of a calibrated method.
+        """Compress a matrix, f32 [in, out]; calibrated methods read hessian [in, in].
 
-        Raises UserError where groups of the pattern do not divide its inputs.
+        Raises UserError if the groups of the pattern do not divide the inputs.
         """
         method = METHODS[self.method]
         given = (weights, hessian) if method.calibrated else (weights,)
@@ -82,8 +83,11 @@ class Recipe:
         return method.apply(*given, self.pattern)
 
     def compress_table(self, table: np.ndarray) -> np.ndarray | Quantized | None:
-        """Compress a table of embeddings, f32 [V, E], each row by itself: no input of
-        it calls for other than its nearest weights. None: it stays."""
+        """Compress an embedding table, f32 [V, E], each row separately.
+
+        Rounding to nearest is the best here: a lookup reads one row, so no other
+        weights could compensate for an error. Returns None if the table stays dense.
+        """
         if self.embeddings == "dense":
             return None
         width = table.shape[1]
@@ -101,7 +105,7 @@ class Recipe:
 
 
 def check_groups(pattern: Pattern, inputs: int) -> None:
-    """Refuse a pattern whose groups do not divide the inputs of a matrix: UserError."""
+    """Raise UserError if the pattern's groups do not divide the inputs of a matrix."""
     if pattern.group and inputs % pattern.group:
         raise UserError(
             f"--sparsity={pattern}: a matrix of the model has {inputs} inputs, which "
@@ -110,7 +114,7 @@ def check_groups(pattern: Pattern, inputs: int) -> None:
 
 
 def read_bits(text: str) -> int:
-    """Return the number that --bits is. Raises UserError."""
+    """Parse --bits. Raises UserError if it is no whole number."""
     if not text.isdecimal():
         raise UserError(f"--bits={text} is no number of bits")
     return int(text)
@@ -123,7 +127,7 @@ def make_recipe(
     group_size: int | None = None,
     embeddings: str = "8",
 ) -> Recipe:
-    """Make a recipe of what flags say; None: not given. Raises UserError."""
+    """Return the recipe for flags; None: not given. Raises UserError."""
     registry.pick("--method", method, METHODS)
     registry.pick("--embeddings", embeddings, EMBEDDINGS)
     if METHODS[method].prunes:

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packed file: every parameter in as few bytes as its form allows.
+"""The packed file, which stores every parameter in as few bytes as its form allows.
 
-A safetensors file. Its metadata name the format, the recipe and the form of each leaf;
-a leaf "a/b" of a form has the tensors "a/b.PART":
+It is a safetensors file. Its metadata has the format, the recipe and the form of each
+leaf. A leaf "a/b" has the tensors "a/b.PART", with these parts by form:
 
     dense       values f32: the leaf itself
     quantized   codes u32 [slots, words], zeros u32 [slots, words], scales f16 [slots,
-                groups, out], and of AWQ inputs f32 [slots, in] (quantize.Quantized)
+                groups, out], and for AWQ inputs f32 [slots, in] (quantize.Quantized)
     sparse      mask u8 [slots, bytes], 1 where a weight is not 0, values f32 [n]
-    2:4         places u8 [slots, in out / 8]: of each group of four inputs two 2-bit
-                places, the first in the lower bits; values f32 [slots, in out / 2]
+    2:4         places u8 [slots, in out / 8]: for each group of four inputs two 2-bit
+                indices, the first in the lower bits; values f32 [slots, in out / 2]
 
-Slots are layers, or the one of a table. Bits fill bytes, and words, from the lowest on,
-so that 32 codes of 3 bits are 3 words. What `read_packed` returns equals the parameters
-of the workdir that the file lies in.
+Slots are layers; a table has one. Codes fill words from the lowest bit on, so that 32
+codes of 3 bits take 3 words. `read_packed` returns exactly the parameters of the
+workdir that contains the file.
 """
 
 import json
@@ -30,7 +30,8 @@ from bertjax.interop.tensor_layout import unflatten
 
 FILE = "packed.safetensors"
 FORMAT = "bertjax-packed-1"
-CODES = 2**18  # that are packed at once; a multiple of 32, so that words end there
+# Codes that are packed per step: a multiple of 32, so that they end at a word boundary.
+CODES = 2**18
 DTYPES = {"F32": "<f4", "U32": "<u4", "F16": "<f2", "U8": "u1"}  # widest first
 
 
@@ -52,7 +53,7 @@ def pack_bits(values: np.ndarray, bits: int) -> np.ndarray:
 
 
 def unpack_bits(words: np.ndarray, bits: int, n: int) -> np.ndarray:
-    """Return the n numbers of `pack_bits`: u8 [n]."""
+    """Return the n numbers that `pack_bits` packed: u8 [n]."""
     stream = np.ascontiguousarray(words, "<u4").view(np.uint8)
     values = np.empty(n, np.uint8)
     for first in range(0, n, CODES):
@@ -65,8 +66,10 @@ def unpack_bits(words: np.ndarray, bits: int, n: int) -> np.ndarray:
 
 
 def pack_pairs(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Pack [in, out] with at most two of four inputs: places u8 [in out / 8], values
-    f32 [in out / 2]."""
+    """Pack a matrix [in, out] with at most two nonzeros per group of four inputs.
+
+    Returns places u8 [in out / 8] and values f32 [in out / 2].
+    """
     groups = np.ascontiguousarray(matrix.T).reshape(-1, 4)
     kept = np.sort(np.argsort(groups == 0, axis=1, kind="stable")[:, :2], axis=1)
     values = np.take_along_axis(groups, kept, axis=1)
@@ -78,7 +81,7 @@ def pack_pairs(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def unpack_pairs(
     places: np.ndarray, values: np.ndarray, shape: tuple[int, int]
 ) -> np.ndarray:
-    """Return the matrix [in, out] of `pack_pairs`."""
+    """Return the matrix [in, out] that `pack_pairs` packed."""
     pairs = values.reshape(-1, 2)
     nibbles = np.stack([places & 15, places >> 4], axis=1).reshape(-1)[: len(pairs)]
     groups = np.zeros((len(pairs), 4), np.float32)
@@ -88,7 +91,7 @@ def unpack_pairs(
 
 
 class PackedMatrix(NamedTuple):
-    """A Quantized whose codes and zeros are packed words, u32."""
+    """A Quantized with codes and zeros packed into words, u32."""
 
     codes: np.ndarray
     zeros: np.ndarray
@@ -105,11 +108,11 @@ def pack_matrix(q: Quantized) -> PackedMatrix:
 
 # ---------------------------------------------------------------- leaves
 class Form(NamedTuple):
-    """How a leaf is kept.
+    """How a leaf is stored.
 
-    name: dense, quantized, sparse, 2:4. is_table: an embedding [V, E], whose inputs are
-    its columns, and no stack of kernels. matrices: of a quantised leaf, one a slot.
-    inputs: how many inputs its matrices have.
+    name: dense, quantized, sparse or 2:4. is_table: the leaf is an embedding table [V,
+    E], whose inputs are its columns, and not a stack of kernels. inputs: the number of
+    inputs of its matrices. matrices: for a quantized leaf, one per slot.
     """
 
     name: str
@@ -129,7 +132,7 @@ def slots_of(leaf: np.ndarray, form: Form) -> list[np.ndarray]:
 
 
 class Tensor(NamedTuple):
-    """A tensor to write: its parts, in order, are made when they are written."""
+    """A tensor to write; its parts, in order, are computed when they are written."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -137,7 +140,7 @@ class Tensor(NamedTuple):
 
 
 def tensors_of(leaf: np.ndarray, form: Form) -> dict[str, Tensor]:
-    """Return the tensors of a leaf by part."""
+    """Return the tensors of a leaf by the name of the part."""
     if form.name == "dense":
         return {"values": Tensor("F32", leaf.shape, lambda: iter([leaf]))}
     if form.name == "quantized":
@@ -146,7 +149,7 @@ def tensors_of(leaf: np.ndarray, form: Form) -> dict[str, Tensor]:
             tensors[part] = _of_matrices(form, part, dtype)
         inputs = [matrix.inputs for matrix in form.matrices]
         if any(factors is not None for factors in inputs):
-            ones = np.ones(form.inputs, np.float32)  # dividing by them changes nothing
+            ones = np.ones(form.inputs, np.float32)  # division by 1 changes nothing
             filled = [ones if factors is None else factors for factors in inputs]
             shape = len(filled), form.inputs
             tensors["inputs"] = Tensor("F32", shape, lambda: iter(filled))
@@ -181,7 +184,7 @@ def _of_matrices(form: Form, part: str, dtype: str) -> Tensor:
 def restore(
     form: str, about: Mapping[str, Any], tensors: Mapping[str, np.ndarray]
 ) -> np.ndarray:
-    """Return a leaf, f32, of what the file has of it."""
+    """Return a leaf, f32, from its tensors in the file."""
     if form == "dense":
         return tensors["values"]
     shape = tuple(about["shape"])
@@ -226,9 +229,9 @@ def write_packed(
     forms: Mapping[str, Form],
     recipe: Mapping[str, Any],
 ) -> int:
-    """Write leaves by path, f32; those without a form are dense. Returns the bytes.
+    """Write leaves by path, f32; those without a form are dense. Return the bytes.
 
-    A slot at a time is made and written, so that there is no second model in memory.
+    One slot at a time is packed and written, so that memory holds no second model.
     """
     tensors: dict[str, Tensor] = {}
     leaves: dict[str, dict[str, Any]] = {}
@@ -243,7 +246,7 @@ def write_packed(
         leaves[name] = about
         parts = tensors_of(leaf, form)
         tensors |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
-    # Wide numbers first, so that all lie where their width divides.
+    # Write wide dtypes first, so that all tensors are aligned to their width.
     order = sorted(tensors, key=lambda name: [*DTYPES].index(tensors[name].dtype))
     header: dict[str, Any] = {"__metadata__": {
         "format": FORMAT,
@@ -272,7 +275,7 @@ def write_packed(
 def read_packed(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the parameters, a tree of f32 arrays, and the recipe of a packed file.
 
-    path: the file, or the workdir that it lies in. Raises UserError for other files.
+    path: the file, or the workdir that contains it. Raises UserError for other files.
     """
     file = Path(path)
     file = file / FILE if file.is_dir() else file

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantisation to 8, 4 or 3 bits: GPTQ, AWQ's scaling, rounding to the nearest.
+"""Quantization to 8, 4 or 3 bits: GPTQ, AWQ's scaling, rounding to nearest.
 
-Pure functions of weights [in, out] and of the Hessian [in, in] of their inputs. Each
-output has a grid of its own for every group of inputs: scale (q - zero), q = 0 ...
-2^bits - 1.
+These are pure functions of weights [in, out] and of the Hessian [in, in] of their
+inputs. Each output has its own grid for every group of inputs: scale (q - zero), q =
+0 ... 2^bits - 1.
 """
 
 from typing import NamedTuple
@@ -18,15 +18,15 @@ from bertjax.compression.columns import (
     without_dead,
 )
 
-ALPHAS = 20  # powers of the inputs' size that AWQ's search tries
+ALPHAS = 20  # the number of exponents of the inputs' size in AWQ's search
 
 
 class Quantized(NamedTuple):
-    """A quantised matrix.
+    """A quantized matrix.
 
     codes: u8 [in, out]; scales: f16 [groups, out]; zeros: u8 [groups, out]; inputs: f32
-    [in], what the weights of each input were multiplied by before they were rounded, or
-    None; group_size, bits: ints.
+    [in], the factors by which the weights of each input were multiplied before
+    rounding, or None; group_size, bits: ints.
     """
 
     codes: np.ndarray
@@ -38,9 +38,10 @@ class Quantized(NamedTuple):
 
 
 def dequantize(q: Quantized) -> np.ndarray:
-    """Return the weights that are meant: scale (q - zero) / inputs, f32 [in, out].
+    """Return the weights scale (q - zero) / inputs, f32 [in, out].
 
-    The same bits wherever it is computed: each operation is one of IEEE 754's.
+    The result has the same bits on every machine, because each operation is a basic one
+    of IEEE 754.
     """
     weights = q.codes.astype(np.float32)
     for group, (scale, zero) in enumerate(zip(q.scales, q.zeros, strict=True)):
@@ -53,17 +54,18 @@ def dequantize(q: Quantized) -> np.ndarray:
 
 
 def make_grid(weights: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the scales, f32, and zeros, f32, [out] each, of a group [n, out].
+    """Return the scales and zeros, f32 [out] each, of a group [n, out].
 
-    The range of the weights, made to hold 0, in 2^bits - 1 steps (IST-DASLab/gptq,
-    quant.py, asymmetric); scales are rounded to float16, as they are stored.
+    The range of the weights, extended to include 0, is divided into 2^bits - 1 steps
+    (IST-DASLab/gptq, quant.py, asymmetric). Scales are rounded to float16, as they are
+    stored.
     """
     levels = 2**bits - 1
     low = np.minimum(weights.min(axis=0), 0)
     high = np.maximum(weights.max(axis=0), 0)
     empty = (low == 0) & (high == 0)
     low, high = np.where(empty, -1, low), np.where(empty, 1, high)
-    least = np.finfo(np.float16).smallest_subnormal  # 0 would divide
+    least = np.finfo(np.float16).smallest_subnormal  # to avoid division by 0
     scales = np.clip((high - low) / levels, least, np.finfo(np.float16).max)
     scales = scales.astype(np.float16).astype(np.float32)
     return scales, np.clip(np.round(-low / scales), 0, levels)
@@ -72,12 +74,12 @@ def make_grid(weights: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
 def to_codes(
     weights: np.ndarray, scales: np.ndarray, zeros: np.ndarray, bits: int
 ) -> np.ndarray:
-    """Return the nearest steps of a grid: whole numbers, f32, 0 ... 2^bits - 1."""
+    """Return the nearest codes of a grid: whole numbers, f32, 0 ... 2^bits - 1."""
     return np.clip(np.round(weights / scales) + zeros, 0, 2**bits - 1)
 
 
 def rtn(weights: np.ndarray, bits: int, group_size: int) -> Quantized:
-    """Round each weight to the nearest step of its group's grid."""
+    """Round each weight to the nearest value of its group's grid."""
     codes = np.empty(weights.shape, np.uint8)
     scales, zeros = [], []
     for first in range(0, len(weights), group_size):
@@ -92,12 +94,12 @@ def rtn(weights: np.ndarray, bits: int, group_size: int) -> Quantized:
 def gptq(
     weights: np.ndarray, hessian: np.ndarray, bits: int, group_size: int
 ) -> Quantized:
-    """Round input by input, and let the later ones make good for the errors (Frantar et
-    al. 2023, arXiv 2210.17323, algorithm 1).
+    """Round input by input, and compensate for the errors with later inputs' weights.
 
-    A group's grid is that of its weights when the sweep arrives there. (The official
-    code brings them up to date only each 128 inputs, so that with smaller groups most
-    grids are of older weights.)
+    (GPTQ: Frantar et al. 2023, arXiv 2210.17323, algorithm 1.) A group's grid is
+    computed from its weights when the sweep arrives there. (The official code updates
+    later weights only every 128 inputs, so that with smaller groups most grids are
+    computed from outdated weights.)
     """
     current, factor = without_dead(weights, hessian), inverse_factor(hessian)
     n = len(current)
@@ -120,7 +122,7 @@ def gptq(
 
         return round_input
 
-    # No block has inputs of two groups.
+    # A block must not contain inputs of two groups.
     edges = sorted({*range(0, n, BLOCK), *range(0, n, group_size)})
     sweep(current, factor, begin, edges)
     halves, whole = scales.astype(np.float16), zeros.astype(np.uint8)
@@ -130,13 +132,14 @@ def gptq(
 def awq(
     weights: np.ndarray, hessian: np.ndarray, bits: int, group_size: int
 ) -> Quantized:
-    """Multiply the weights of inputs by their size to some power before rounding (Lin
-    et al. 2024, arXiv 2306.00978, section 3.2), the power that leaves least error.
+    """Scale the weights of each input by a power of the input's size before rounding.
 
-    The size of an input is its root mean square over tokens, where AWQ has the mean of
-    |x|; the error is that of the outputs, tr(E^T H E), where AWQ runs the layer; and
-    every matrix has factors of its own, which are stored with it, where AWQ puts them
-    into what computes the inputs. Weights are not clipped.
+    The exponent is the one with the smallest error (AWQ: Lin et al. 2024, arXiv
+    2306.00978, section 3.2). There are differences from AWQ: the size of an input is
+    its root mean square over tokens, not the mean of |x|; the error is tr(E^T H E) of
+    the outputs, while AWQ runs the layer; every matrix has its own factors, which are
+    stored with it, while AWQ merges them into the layer that computes the inputs; and
+    weights are not clipped.
     """
     weights = np.asarray(weights, np.float32)
     size = np.sqrt(np.diag(hessian)).astype(np.float32)
@@ -156,6 +159,6 @@ def awq(
 def output_error(
     weights: np.ndarray, changed: np.ndarray, hessian: np.ndarray
 ) -> float:
-    """Return the mean over tokens of the squared change of all outputs, tr(E^T H E)."""
+    """Return the mean over tokens of the squared error of all outputs, tr(E^T H E)."""
     off = np.asarray(changed, np.float32) - np.asarray(weights, np.float32)
     return float(np.vdot(off, np.asarray(hessian, np.float32) @ off))

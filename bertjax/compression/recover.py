@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recovery: a compressed model learns for a while from the dense one it was made of.
+"""Recovery: short training of a compressed model by distillation from the dense one.
 
-The compressed model is a student (docs/distillation.md), trained as any run is. What
-was pruned stays 0 (optim.keep_zeros). What was quantised stays as it is (optim.freeze):
-its codes and scales are not trained, the biases, norms and heads around it are.
+The compressed model is a student (docs/distillation.md), trained like any run. Pruned
+weights stay 0 (optim.keep_zeros). Quantized matrices do not change (optim.freeze):
+their codes and scales are not trained, but the biases, norms and heads are.
 """
 
 import functools
@@ -37,17 +37,17 @@ from bertjax.objectives import parse
 from bertjax.objectives.make_objective import make_objective
 
 NEVER = 2**31 - 1  # steps
-BATCH = 16  # rows of an update, of one device or several
+BATCH = 16  # rows per update, rounded up to a multiple of the devices
 RATE = 3e-4
 Train = Callable[[ConfigDict, str], int]  # bertjax.train.train
 
 
 class Recovery(NamedTuple):
-    """How long a model recovers, and by what.
+    """The length and the data of a recovery.
 
-    minutes of training, or steps: one of them is not None. text: files of running text;
-    rows: of the finetuned model's task, labelled, instead; length: tokens of a row of
-    text, None: 128, or what the model has.
+    minutes, steps: one of them is not None. text: files of running text. rows: files of
+    labeled rows of the finetuned model's task, instead of text. length: tokens per row
+    of text; None: 128, or the model's greatest length if that is less.
     """
 
     minutes: float | None
@@ -61,9 +61,9 @@ class Recovery(NamedTuple):
 def read_recovery(
     minutes: float | None, steps: int | None, rows: str | None, **others: Any
 ) -> Recovery | None:
-    """Return the Recovery that flags ask for; None: none, or none of 0 steps.
+    """Return the Recovery that the flags request; None without one, or with 0 steps.
 
-    Raises UserError where both lengths are given, or rows and no length.
+    Raises UserError if both minutes and steps are given, or rows and neither.
     """
     if minutes is not None and steps is not None:
         raise UserError(
@@ -80,7 +80,7 @@ def read_recovery(
 
 
 def check_recovery(opened: LoadedModel, how: Recovery) -> None:
-    """Refuse what a model cannot learn by: UserError."""
+    """Raise UserError if a model cannot recover with this data."""
     check_encoder(opened, "--model")
     if how.rows:
         if "task" not in opened.meta:
@@ -106,9 +106,10 @@ def recover(
 ) -> Small:
     """Train a compressed model with the dense one as its teacher.
 
-    teacher: where that lies; weights: which of its parameters were compressed. train:
-    trains a config in a new workdir. Returns the model with what it has learnt, and
-    facts of it; `small` is not changed. Raises UserError.
+    teacher: the path of the dense model; weights: which of its parameters were
+    compressed. train: trains a config in a new workdir. Returns the model with its
+    trained parameters, and with facts about the recovery; `small` is not changed.
+    Raises UserError.
     """
     opened = small.opened
     with tempfile.TemporaryDirectory(prefix="bertjax-recovery-") as folder:
@@ -137,9 +138,9 @@ def recover(
 def make_config(small: Small, how: Recovery, student: str, teacher: str) -> ConfigDict:
     """Return the config of a recovery; student: a workdir of the compressed model.
 
-    Of masked LMs the objective is mlm+distil; of other models, and of finetuned ones
-    without rows, that the hidden states are the teacher's; with rows, the labels' and
-    the teacher's soft labels.
+    The objective of a masked LM is mlm+distil. Other models, and finetuned models
+    without rows, are trained to match the teacher's hidden states. With rows, the
+    objective is that of the task, with the labels and the teacher's soft labels.
     """
     import jax
 
@@ -153,8 +154,8 @@ def make_config(small: Small, how: Recovery, student: str, teacher: str) -> Conf
     config.init_from, config.teacher, config.seed = student, teacher, how.seed
     if how.rows:
         config.task.update(opened.config.task.to_dict())
-        config.task.name = ""  # whose files are others
-        # A batch here is small, and the teacher's vectors say what scores did.
+        config.task.name = ""  # its files are not those of the recovery
+        # A batch is small here, and the teacher's vectors replace its stored scores.
         config.task.chunks, config.task.margin_weight = 1, 0.0
         config.data.train, config.data.length = how.rows, opened.config.data.length
         config.objective = opened.config.objective
@@ -170,14 +171,14 @@ def make_config(small: Small, how: Recovery, student: str, teacher: str) -> Conf
     if how.steps is not None:
         config.total.steps = how.steps
     config.log.every.steps, config.log.writers = 1, "jsonl"
-    config.eval.examples = 0  # there is nothing to score, and no state but the last
+    config.eval.examples = 0  # do not evaluate, and save only the last state
     config.eval.every = config.checkpoint.every = duration(steps=NEVER)
     settle_config(config, {"data.train": how.rows, "data.valid": ""})
     return config
 
 
 def has_word_head(small: Small) -> bool:
-    """True for a masked LM with its head, which a finetuned model has no more."""
+    """Return True for a masked LM with its head, which a finetuned model has lost."""
     config, meta = small.opened.config, small.opened.meta
     is_masked_lm = "mlm" in {part.name for part in parse(config.objective)}
     has_head = "mlm" in small.params or not small.opened.cfg.has_head_parameters
@@ -185,7 +186,7 @@ def has_word_head(small: Small) -> bool:
 
 
 def patterns(forms: Mapping[str, Form], objective: str) -> dict[str, str]:
-    """Return optim.freeze and optim.keep_zeros: what keeps the compressed leaves."""
+    """Return optim.freeze and optim.keep_zeros, which protect the compressed leaves."""
     has_head = "mlm" in {part.name for part in parse(objective)}
     own = {p: f for p, f in forms.items() if has_head or p.startswith("encoder/")}
     quantized = [p for p, form in own.items() if form.name == "quantized"]
@@ -197,8 +198,10 @@ def patterns(forms: Mapping[str, Form], objective: str) -> dict[str, str]:
 
 
 def read_facts(run: Path) -> dict[str, Any]:
-    """Return what a recovery was: steps, tokens, and of each loss the means of the
-    first and of the last tenth of the steps."""
+    """Return the facts of a recovery: steps, tokens and losses.
+
+    For each loss these are the means over the first and the last tenth of the steps.
+    """
     lines = (run / "metrics.jsonl").read_text("utf-8").splitlines()
     rows = [row for row in map(json.loads, lines) if "train/loss" in row]
     some = max(1, len(rows) // 10)
@@ -215,7 +218,7 @@ def read_facts(run: Path) -> dict[str, Any]:
 
 
 def merge(params: Mapping[str, Any], learnt: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters with those of their leaves that were learnt."""
+    """Return the parameters, with the leaves in `learnt` replacing theirs."""
     return {
         key: merge(value, learnt.get(key, {}))
         if isinstance(value, Mapping)

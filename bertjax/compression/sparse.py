@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pruning: SparseGPT, Wanda, magnitude; a share of all weights, or 2 of 4.
+"""Pruning by SparseGPT, Wanda or magnitude: a share of all weights, or 2 of 4.
 
-Pure functions of weights [in, out] and of the Hessian [in, in] of their inputs. All
-return the pruned weights, f32 [in, out], removed ones being 0.
+These are pure functions of weights [in, out] and of the Hessian [in, in] of their
+inputs. All return the pruned weights, f32 [in, out], with 0 for removed ones.
 """
 
 from typing import NamedTuple
@@ -20,9 +20,9 @@ from bertjax.compression.columns import (
 
 
 class Pattern(NamedTuple):
-    """What is removed: a share of the weights, or n of each group of m inputs.
+    """The weights to remove: a share of all, or n of each group of m inputs.
 
-    share: 0 < share < 1; group: m, or 0, without groups; removed: n.
+    share: 0 < share < 1; group: m, or 0 without groups; removed: n.
     """
 
     share: float
@@ -34,7 +34,7 @@ class Pattern(NamedTuple):
 
 
 def read_pattern(text: str) -> Pattern:
-    """Read 0.5, or 2:4. Raises UserError.
+    """Parse --sparsity, such as 0.5 or 2:4. Raises UserError for other values.
 
     >>> read_pattern("2:4")
     Pattern(share=0.5, group=4, removed=2)
@@ -53,9 +53,9 @@ def read_pattern(text: str) -> Pattern:
 def least(scores: np.ndarray, share: float) -> np.ndarray:
     """Mark the given share of the lowest scores: bool, in the shape of `scores`.
 
-    Their number is round(share x size), whatever is equal: of equal scores those that
-    stand first are marked. (IST-DASLab/sparsegpt marks all up to the score at index
-    int(size x share), one more than the share, and more where scores are equal.)
+    Their number is always round(share x size); of equal scores the first ones are
+    marked. (IST-DASLab/sparsegpt marks all up to the score at index int(size x share),
+    which is one more than the share, and even more if scores are equal.)
     """
     flat = scores.reshape(-1)
     count = round(share * flat.size)
@@ -78,7 +78,7 @@ def least_of_groups(scores: np.ndarray, pattern: Pattern) -> np.ndarray:
 
 
 def magnitude(weights: np.ndarray, pattern: Pattern) -> np.ndarray:
-    """Remove the smallest weights of the matrix (of each group)."""
+    """Remove the smallest weights of the matrix, or of each group."""
     scores = np.abs(weights)
     if pattern.group:
         marked = least_of_groups(scores, pattern)
@@ -88,11 +88,14 @@ def magnitude(weights: np.ndarray, pattern: Pattern) -> np.ndarray:
 
 
 def wanda(weights: np.ndarray, hessian: np.ndarray, pattern: Pattern) -> np.ndarray:
-    """Remove of each output the weights with the smallest |w| ||x|| (Sun et al. 2024,
-    arXiv 2306.11695, equation 1); the others stay as they are."""
+    """Remove the weights with the smallest |w| ||x|| of each output.
+
+    The other weights do not change (Wanda: Sun et al. 2024, arXiv 2306.11695, equation
+    1).
+    """
     norms = np.sqrt(np.diag(hessian)).astype(np.float32)
     scores = np.abs(weights) * norms[:, None]
-    if not pattern.group:  # all inputs are one
+    if not pattern.group:  # all inputs are one group
         n = len(weights)
         pattern = Pattern(pattern.share, n, round(pattern.share * n))
     marked = least_of_groups(scores, pattern)
@@ -100,11 +103,12 @@ def wanda(weights: np.ndarray, hessian: np.ndarray, pattern: Pattern) -> np.ndar
 
 
 def sparsegpt(weights: np.ndarray, hessian: np.ndarray, pattern: Pattern) -> np.ndarray:
-    """Remove weights and let the others make good for them (Frantar and Alistarh 2023,
-    arXiv 2301.00774, algorithm 1).
+    """Remove weights, and compensate for them with later inputs' weights.
 
-    The scores are w^2 / U_ii^2. Of a share, each block of 128 inputs loses exactly it,
-    chosen when the sweep arrives there; of groups, each is chosen when it is reached.
+    (SparseGPT: Frantar and Alistarh 2023, arXiv 2301.00774, algorithm 1.) The scores
+    are w^2 / U_ii^2. With a share, exactly that share of each block of 128 inputs is
+    removed, selected when the sweep arrives there. With groups, the weights of a group
+    are selected when the sweep reaches it.
     """
     pruned = without_dead(weights, hessian)
     factor = inverse_factor(hessian)

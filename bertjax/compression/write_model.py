@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compress an open model, and write a new workdir: its checkpoint and packed file."""
+"""Compression of a loaded model, and writing of a workdir with its packed file."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,14 +17,16 @@ from bertjax.interop.hf_read import Imported
 from bertjax.interop.tensor_layout import walk
 from bertjax.storage import directories
 
-COUNTS = "unigram.npy"  # of the training text, by which evaluations draw and compare
+# How often each id occurs in the training text; evaluations use it.
+COUNTS = "unigram.npy"
 
 
 class Small(NamedTuple):
     """A compressed model in memory.
 
-    params: a tree of numpy arrays, f32; forms: of the compressed leaves, by path;
-    about: what was done, JSON-like, as it is recorded; opened: the dense model.
+    params: a tree of numpy arrays, f32; forms: those of the compressed leaves, by path;
+    about: JSON-like facts about the compression, which are recorded; opened: the dense
+    model.
     """
 
     params: dict[str, Any]
@@ -41,7 +43,7 @@ def make_small(
 ) -> Small:
     """Compress a model in memory.
 
-    batches: calibration rows, [] where the recipe reads none. Raises UserError.
+    batches: calibration rows, [] if the recipe needs none. Raises UserError.
     """
     params = opened.read_params(weights=weights)
     done = compress_model(params, opened.cfg, recipe, batches)
@@ -60,10 +62,10 @@ def make_small(
 
 
 def write_small(small: Small, out: str) -> dict[str, Any]:
-    """Write a compressed model as a new directory, whole or not at all.
+    """Write a compressed model atomically to a new directory.
 
-    Returns what was done, with the measured bytes of the packed file beside those of
-    all parameters in f32. Raises UserError.
+    Returns the facts about the compression, with the measured bytes of the packed file
+    and those of all parameters in f32. Raises UserError.
     """
     into = check_target(out, f"--out={out}")
     leaves = flatten(small.params)
@@ -95,5 +97,5 @@ def read_counts(checkpoint: Any) -> bytes | None:
 
 
 def flatten(tree: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return the leaves of a tree by path, "encoder/embeddings/word", f32."""
+    """Return the f32 leaves of a tree by path, such as "encoder/embeddings/word"."""
     return {path: np.asarray(leaf, np.float32) for path, leaf in walk(tree)}
