@@ -103,9 +103,9 @@ def predict(
 ) -> dict[str, list[np.ndarray]]:
     """Return the head's outputs for each of the rows, in order: {name: [...]}.
 
-    Rows are processed longest first, in at most five shapes. run_model(batch): computes
-    the outputs instead of the model itself. Raises UserError for outputs that are not
-    finite.
+    Rows are processed longest first, in a few shapes (forward.plan_batches).
+    run_model(batch): computes the outputs instead of the model itself. Raises UserError
+    for outputs that are not finite.
     """
     from bertjax.inference import forward
     from bertjax.objectives.base import TokenIds

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each layer of a frozen encoder knows: features, probes, description lengths."""
+"""Probing of frozen encoders: features per layer, probes, description lengths."""

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a concept in texts does to a classifier: effects, and gaps of swapped words.
+"""The effect of a concept in texts on a classifier.
 
 TReATE (Feder et al. 2021, CausaLM, arXiv 2005.13407, section 3) compares a classifier
-on a model's representations with one on those of a model that has unlearnt the concept
-(objectives/concept.py), CONEXP the texts with the concept and those without. Here each
-classifier is a probe that was trained on its own representations, all frozen.
+on a model's representations with one on those of a treated model, which has unlearned
+the concept (objectives/concept.py). CONEXP compares the texts with the concept and
+those without. Here each classifier is a probe that was trained on its own model's
+frozen representations.
 """
 
 from typing import NamedTuple
@@ -17,9 +18,10 @@ Estimate = dict[str, float | None]  # "value", and "ci95": half of its 95% inter
 
 
 def estimate(values: np.ndarray, weights: np.ndarray | None = None) -> Estimate:
-    """Return the sum of values over that of weights, f64 [n], and its interval.
+    """Return sum(values) / sum(weights), both f64 [n], and its 95% interval.
 
-    Texts are the draws; the classifiers are as they are. Without weights it is a mean.
+    Without weights it is the mean. The interval is over draws of the texts; the
+    classifiers are considered fixed.
     """
     weights = np.ones(len(values)) if weights is None else weights
     width = half_width(values, weights, np.arange(len(values)))
@@ -27,15 +29,21 @@ def estimate(values: np.ndarray, weights: np.ndarray | None = None) -> Estimate:
 
 
 def total_variation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return half the sum of |a - b| over the classes [n, C]: of two classes the
-    difference of one, f64 [n]."""
+    """Return half the sum of |a - b| [n, C] over the classes: f64 [n].
+
+    For two classes it is the absolute difference of either probability.
+    """
     return np.abs(np.asarray(a, np.float64) - b).sum(-1) / 2
 
 
 class Outputs(NamedTuple):
-    """Classifiers' probabilities of the outcome for texts, f64 [n, C], by a model's
-    representations and by the treated model's; the probability that a text has the
-    concept by the latter, f64 [n]; and whether it has, bool [n]."""
+    """What classifiers predict for texts.
+
+    factual, treated: f64 [n, C], the probabilities of the outcomes, from the model's
+    and from the treated model's representations. expected: f64 [n], the probability of
+    the concept from the treated model's representations. concept: bool [n], whether a
+    text has the concept.
+    """
 
     factual: np.ndarray
     treated: np.ndarray
@@ -44,20 +52,22 @@ class Outputs(NamedTuple):
 
 
 def treate(outputs: Outputs) -> Estimate:
-    """Estimate by how much the outcome's probabilities change, on average over texts,
-    when the representation loses the concept.
+    """Estimate TReATE: how much the outcome's probabilities depend on the concept.
 
-    The total variation between the two; E |P(y | c, z) - P(y | z)| where one shows
-    concept c and rest z, and the other z alone. For a concept that half of the texts
-    have, whatever z, that is half the difference between its two values.
+    It is the mean over texts of the total variation between the two representations:
+    E |P(y | c, z) - P(y | z)|, if the first shows the concept c and the rest z, and the
+    second only z. For a concept that half of the texts have, whatever z, this is half
+    the difference between the concept's two values.
     """
     return estimate(total_variation(outputs.factual, outputs.treated))
 
 
 def conditional_expectation(outputs: Outputs) -> list[Estimate] | None:
-    """Estimate CONEXP: how much likelier each outcome is among texts with the concept,
-    an Estimate a class. What goes along with the concept is in it too. None where all
-    texts have the concept, or none has."""
+    """Estimate CONEXP: how much likelier each outcome is in texts with the concept.
+
+    Returns one Estimate per class, which includes the effects of whatever correlates
+    with the concept. Returns None if all texts have the concept, or none has.
+    """
     if len(np.unique(outputs.concept)) < 2:
         return None
     found = []
@@ -70,14 +80,13 @@ def conditional_expectation(outputs: Outputs) -> list[Estimate] | None:
 
 
 def effect(outputs: Outputs) -> list[Estimate] | None:
-    """Estimate how much likelier each outcome becomes when a text gets the concept and
-    all else stays, an Estimate a class: the differences of TReATE on the scale of
-    CONEXP.
+    """Estimate how much likelier each outcome becomes when only the concept is added.
 
-    The differences f - f' are regressed on c - E[c | rest]: the coefficient of the
-    partially linear model f = d c + g(rest) (Robinson 1988, Root-N-consistent
-    semiparametric regression). None where the treated representation tells the concept
-    of each text, so that there is nothing to regress on.
+    Returns one Estimate per class: the differences of TReATE on the scale of CONEXP.
+    The differences f - f' are regressed on c - E[c | rest], which gives the coefficient
+    d of the partially linear model f = d c + g(rest) (Robinson 1988, Root-N-consistent
+    semiparametric regression). Returns None if the treated representation reveals the
+    concept of each text, so that there is nothing to regress on.
     """
     rest = outputs.concept - outputs.expected
     if np.square(rest).mean() < 1e-6:
@@ -87,10 +96,10 @@ def effect(outputs: Outputs) -> list[Estimate] | None:
 
 
 def most_likely(groups: np.ndarray, labels: np.ndarray, of: np.ndarray) -> np.ndarray:
-    """Return for each group in `of` its commonest label: i64 [n].
+    """Return the most common label of each group in `of`: i64 [n].
 
-    groups, labels: i64 [m], those that are known; a group that is not among them has
-    the commonest label of all.
+    groups, labels: i64 [m], the known examples; for a group that is not among them it
+    is the most common label of all.
     """
     common = np.full(max(groups.max(), of.max()) + 1, np.bincount(labels).argmax())
     for group in np.unique(groups):

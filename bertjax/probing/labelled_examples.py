@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Labelled texts, words and spans, read as the flags of bertjax.probe ask for them.
+"""Labeled texts, words and spans, as the flags of bertjax.probe select them.
 
-Of words and spans, what of edge probing (Tenney et al. 2019, What do you learn from
-context?) stands before the probe: a labelled span, or two of them, make a vector; a
-word is a span of one. Its pieces are averaged, where they learn a pooling.
+Words and spans are represented as in edge probing (Tenney et al. 2019, What do you
+learn from context?): one labeled span, or two of them, become one vector; a word is a
+span of one word. Here the pieces of a span are averaged, while edge probing learns a
+pooling.
 
-Spans are read out of JSON lines, an object a line, as the edge probing of jiant has
-them: a text whose words stand between spaces (or a list of words), and a list of
-targets, each with a span of words, the end not in it, perhaps a second one, and a
-label:
+Spans are read from JSON lines in the format of jiant's edge probing. Each line is an
+object with a text of space-separated words (or a list of words) and a list of targets.
+A target has a span of words without its end, optionally a second span, and a label:
 
 {"text": "Ann lives in Bonn", "targets": [{"span1": [0, 1], "span2": [3, 4],
  "label": "lives-in"}]}
@@ -32,20 +32,20 @@ from bertjax.tasks.text_rows import Texts, cell, make_texts, read_labels
 from bertjax.tasks.types import tag
 
 KINDS = {"label": "rows", "tag": "words", "targets": "spans"}  # flag -> its examples
-# The text's column, where --text does not name one.
+# The column of the text if --text does not name one.
 TEXT_COLUMNS = {"tag": tag.TASK_TYPE.columns["text"], "targets": "text"}
-POOLINGS = dict.fromkeys(("mean", "first"))  # of a span's pieces
+POOLINGS = dict.fromkeys(("mean", "first"))  # poolings of a span's pieces
 NAMES = ("span1", "span2")
 SCORES = "a probe tells classes, and these look like scores"
 
 
 @dataclass(frozen=True, eq=False)
 class Spans:
-    """Labelled spans of encoded sentences.
+    """Labeled spans of encoded sentences.
 
-    spans: i64 [n, k, 2]: k = 1 or 2 spans make an example, each the words [begin, end)
-    as they are numbered through all sentences. labels: i32 [n]. first: a span is its
-    first piece, otherwise the mean of all.
+    spans: i64 [n, k, 2], with k = 1 or 2 spans per example, each the words [begin, end)
+    numbered through all sentences. labels: i32 [n]. first: represent a span by its
+    first piece, otherwise by the mean of all.
     """
 
     words: tag.Tags
@@ -55,7 +55,7 @@ class Spans:
 
     @property
     def form(self) -> Form:
-        """Whose labels are the names of the classes."""
+        """The form, which has the names of the classes."""
         return self.words.form
 
     def pieces(self, i: int) -> list[np.ndarray]:
@@ -66,10 +66,10 @@ class Spans:
     def locate(self, plan: tag.Tags) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return each span's row and its positions [begin, end) there: i64 [n, k] each.
 
-        plan: the sentences, laid out. Words of a span that stand in a later row than
-        its first one are not in it (`notes` counts them).
+        plan: the rows of the sentences. Words of a span in a later row than its first
+        word are left out (`notes` counts such examples).
 
-        Worked example: words of 1, 2 and 1 pieces in one row behind [CLS]; the span of
+        Worked example: words of 1, 2 and 1 pieces in one row after [CLS]; the span of
         the second and the third -> row 0, positions 2 to 5.
         """
         head, stop = self.spans[..., 0], self.spans[..., 1]
@@ -80,7 +80,7 @@ class Spans:
         return row, begin, np.minimum(end, plan.length - 1)
 
     def notes(self, longest: int) -> list[str]:
-        """Say what does not fit in rows of at most `longest` tokens."""
+        """Return notes about what does not fit in rows of at most `longest` tokens."""
         plan = self.words.plan(longest)
         row = np.searchsorted(plan.rows, self.spans[..., 0], side="right") - 1
         cut = int((self.spans[..., 1] > plan.rows[row + 1]).any(1).sum())
@@ -96,8 +96,9 @@ def read_examples(
 ) -> Sequence[Examples]:
     """Read and encode the examples of --train and of --valid.
 
-    kind: of KINDS. separators: between two texts. longest: of the model's rows, in
-    tokens; what does not fit in them is said. Raises UserError.
+    kind: a key of KINDS. separators: the number of [SEP] between two texts. longest:
+    the most tokens of the model's rows; examples that do not fit are reported. Raises
+    UserError.
     """
     columns = {"--text": args.text or TEXT_COLUMNS.get(kind)}
     if args.text_pair:
@@ -122,14 +123,14 @@ def read_examples(
 
 
 def files_of(args: Any) -> dict[str, str]:
-    """Return {flag: files}, those of the training examples first."""
+    """Return {flag: files}; the training examples come first."""
     return {"--train": args.train, "--valid": args.valid}
 
 
 def read_texts(
     args: Any, columns: Columns, form: Form, tokenizer: Any, say: Say = cli.say
 ) -> list[Texts]:
-    """Read texts out of tables, which have the columns {flag: column}: UserError."""
+    """Read texts from tables; columns: {flag: column}. Raises UserError."""
     files = files_of(args).items()
     parts = [tables.read_rows(value, flag, columns, say) for flag, value in files]
     if not form.labels:
@@ -141,9 +142,10 @@ def read_texts(
 def read_words(
     args: Any, columns: Columns, form: Form, tokenizer: Any, say: Say = cli.say
 ) -> list[Spans]:
-    """Read tagged sentences, each of whose words is an example: UserError.
+    """Read tagged sentences; each of their words is an example.
 
-    columns: {flag: column}, of the words and of the tags. See `choose` for how many.
+    columns: {flag: column}, of the words and of the tags. `choose` limits their number.
+    Raises UserError.
     """
     parts = []
     for flag, value in files_of(args).items():
@@ -158,7 +160,7 @@ def read_words(
 
 
 class Target(NamedTuple):
-    """spans: (first word, end) of each; row: the cells that hold its label."""
+    """A target. spans: (first word, end) of each; row: the cells with its label."""
 
     spans: tuple[tuple[int, int], ...]
     row: Row
@@ -167,10 +169,10 @@ class Target(NamedTuple):
 def read_spans(
     args: Any, columns: Columns, form: Form, tokenizer: Any, say: Say = cli.say
 ) -> list[Spans]:
-    """Read sentences with targets, each of which is an example, as `read_words` does.
+    """Read sentences with targets; each target is an example.
 
-    columns: {flag: column}, of the text and of the targets. Raises UserError, naming
-    the place.
+    columns: {flag: column}, of the text and of the targets. `choose` limits their
+    number. Raises UserError with the file and line.
     """
     (_, text), (flag_of_targets, column) = columns.items()
     files, read, parts = files_of(args), [], []
@@ -202,7 +204,7 @@ def read_spans(
 
 
 def parse(row: Row, text: str, column: str) -> tuple[Sentence, list[Target]]:
-    """Read a row's words and targets. Raises UserError."""
+    """Parse a row's words and targets. Raises UserError."""
     words, targets = row.cells[text], row.cells[column]
     if isinstance(words, str):
         words = words.split()
@@ -217,7 +219,7 @@ def parse(row: Row, text: str, column: str) -> tuple[Sentence, list[Target]]:
 
 
 def parse_target(target: Mapping[str, Any], place: str, words: int) -> Target:
-    """Read one of a sentence of so many words. Raises UserError."""
+    """Parse a target of a sentence with this number of words. Raises UserError."""
     for name in ("span1", "label"):
         if name not in target:
             raise UserError(f"{place}: there is no {name}")
@@ -233,10 +235,10 @@ def parse_target(target: Mapping[str, Any], place: str, words: int) -> Target:
 
 
 def choose(sizes: list[int], args: Any, flag: str, say: Say) -> np.ndarray:
-    """Choose whole sentences of --max_words examples together: indices, rising.
+    """Choose whole sentences with at most --max_words examples in all.
 
-    sizes: examples of each. They are drawn by --seed; says how many are left out, and
-    raises UserError where all are.
+    sizes: the number of examples in each sentence. Returns ascending indices, drawn by
+    --seed. Reports how many are left out, and raises UserError if all are.
     """
     most = args.max_words
     order = np.argsort(counter_rng.fold(args.seed, "choose", np.arange(len(sizes))))
@@ -253,7 +255,7 @@ def choose(sizes: list[int], args: Any, flag: str, say: Say) -> np.ndarray:
 
 
 def entity_f1(words: tag.Tags) -> metrics.Metric:
-    """Make the F1 of entities out of classes i64 [words]; the tags must be BIO's."""
+    """Return the metric F1 of entities from classes i64 [words]; tags must be BIO."""
     names = np.array(words.form.labels, object)
     ends = words.sentences[1:-1]
 
@@ -268,9 +270,9 @@ def entity_f1(words: tag.Tags) -> metrics.Metric:
 
 
 def example_ids(part: Examples) -> Iterator[np.ndarray]:
-    """Yield the ids of each example, -1 behind each text or span.
+    """Yield the ids of each example, with -1 after each text or span.
 
-    Examples with the same ids are of one type, as a control task has them.
+    In a control task examples with the same ids are of one type.
     """
     for i in range(len(part.labels)):
         is_text = isinstance(part, Texts)

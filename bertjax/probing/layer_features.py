@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Features of texts, words and spans at every depth of a frozen encoder.
 
-Each text is read once.
+Each text goes through the encoder once.
 """
 
 import os
@@ -28,12 +28,14 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def span_means(x: jax.Array, batch: Batch) -> jax.Array:
-    """Average the positions [begins, ends), both i32 [B, S], of x [B, L, D]:
-    [B, S, D], 0 where there is none."""
+    """Average x [B, L, D] over the positions [begins, ends), both i32 [B, S].
+
+    Returns [B, S, D], 0 for empty spans.
+    """
     at = jnp.arange(x.shape[1])
     inside = (batch["begins"][..., None] <= at) & (at < batch["ends"][..., None])
     weights = inside.astype(x.dtype)  # [B, S, L]
-    # A TPU would round what it multiplies to 8 bits.
+    # By default a TPU rounds the inputs of a product to 8 bits.
     total = jnp.matmul(weights, x, precision=jax.lax.Precision.HIGHEST)
     return total / jnp.maximum(weights.sum(-1, keepdims=True), 1)
 
@@ -42,12 +44,13 @@ POOLS = {**POOLINGS, "spans": span_means}
 
 
 def make_reader(cfg: EncoderConfig, params: Any, pooling: str) -> Reader:
-    """Make read(batch) -> f32 [N + 1, B, D]: layer 0 is the embeddings.
+    """Return read(batch) -> f32 [N + 1, B, D]; layer 0 is the embeddings.
 
-    params: the encoder's own; nothing here takes their gradient. pooling: "mean", over
-    the real tokens, [CLS] and [SEP] too, or "cls", the first one; "spans" gives
-    [N + 1, B, S, D] of the spans in the batch. Each layer is pooled where it is
-    computed, so that whole layers are never side by side. It raises UserError for NaN.
+    params: the encoder's own, used without gradients. pooling: "mean" over the real
+    tokens, including [CLS] and [SEP]; "cls", the first token; or "spans", which returns
+    [N + 1, B, S, D] for the spans in the batch. Each layer is pooled when it is
+    computed, so that memory never holds several whole layers. `read` raises UserError
+    for outputs that are not finite.
     """
     pool = POOLS[pooling]
     cfg = encoder.without_pooler(cfg)
@@ -82,10 +85,9 @@ def read_texts(
 def read_spans(
     read: Reader, spans: Spans, tokenizer: Any, cfg: EncoderConfig, batch_size: int
 ) -> np.ndarray:
-    """Return the features of all examples, their k spans side by side, in order:
-    f32 [N + 1, n, k * D].
+    """Return the features of all examples, in order: f32 [N + 1, n, k * D].
 
-    Rows without a span are not read.
+    The k spans of an example are concatenated. Rows without a span are not read.
     """
     plan = spans.words.plan(cfg.max_length)
     row, begin, end = (x.ravel() for x in spans.locate(plan))
@@ -98,7 +100,7 @@ def read_spans(
     rows = np.flatnonzero(counts)
     for which, batch in make_batches(plan, rows, tokenizer, batch_size):
         shape = batch["input_ids"].shape
-        # One shape for all rows of a length.
+        # All batches of a length have one shape.
         slots = counts[sizes <= shape[1]].max()
         inside = np.concatenate([order[first[r] : first[r + 1]] for r in which])
         at = np.repeat(np.arange(len(which)), counts[which]), slot[inside]
@@ -112,10 +114,10 @@ def read_spans(
 def make_batches(
     plan: Rows, rows: np.ndarray, tokenizer: Any, batch_size: int
 ) -> Iterator[tuple[np.ndarray, Batch]]:
-    """Yield (which of the rows, their batch), by falling length, in at most five
-    shapes; the last batch is filled up with its last row.
+    """Yield (numbers of rows, their batch), longest rows first, in a few shapes.
 
-    plan: laid out for the longest rows.
+    The last batch is filled up with copies of its last row. plan: the plan for the
+    longest rows.
     """
     sizes = plan.lengths()[rows]
     batch_size, planned = plan_batches(sizes, batch_size, plan.length)
@@ -123,7 +125,7 @@ def make_batches(
         for indices, length in planned:
             which = rows[indices]
             filled = np.pad(which, (0, batch_size - len(which)), "edge")
-            # As it is laid out: another plan could part sentences elsewhere.
+            # Keep the plan's rows: another plan could split sentences elsewhere.
             short = replace(plan, length=length)
             batch = short.gather(filled, None, tokenizer)
             yield which, {name: batch[name] for name in INPUTS if name in batch}
@@ -131,9 +133,10 @@ def make_batches(
 
 
 def check_memory(rows: int, layers: int, width: int) -> str:
-    """Say how much memory the features of `rows` take. Raises UserError for too much.
+    """Return a line about the memory that the features of `rows` examples take.
 
-    They are kept twice, as they were read and where the probes learn.
+    They are stored twice, on the host and where the probes are trained. Raises
+    UserError if that is more than is free.
     """
     need = 2 * 4 * rows * layers * width
     text = f"{rows:,} examples x {layers} layers x {width}"
@@ -147,7 +150,7 @@ def check_memory(rows: int, layers: int, width: int) -> str:
 
 
 def free_memory() -> int:
-    """Return the bytes that are free, of this machine and of its first device."""
+    """Return the free bytes of this machine or its first device, whichever is less."""
     free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     try:
         with open("/proc/meminfo", encoding="ascii") as file:  # counts caches as free

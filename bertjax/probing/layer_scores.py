@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What probes on every depth say together: scores, controls, code lengths, the mix."""
+"""Probing results for every depth: scores, controls, code lengths, scalar mixes."""
 
 import hashlib
 from typing import Any, NamedTuple
@@ -12,13 +12,16 @@ from bertjax.probing import probes
 from bertjax.probing.probes import Settings
 from bertjax.tasks.metrics import Metric
 
-# Those of Voita and Titov 2020: what of the rows each probe has learned from.
+# The shares of the rows on which the probes are trained (Voita and Titov 2020).
 SHARES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
 
 
 class Data(NamedTuple):
-    """Features f32 [N + 1, n, D] and classes i32 [n] of training and other rows, how
-    many classes there are, and what scores the classes that a probe gives."""
+    """The features and classes of the training rows and of the others.
+
+    train, valid: features, f32 [N + 1, n, D]; labels, gold: their classes, i32 [n];
+    classes: the number of classes; metric: scores predicted classes.
+    """
 
     train: np.ndarray
     labels: np.ndarray
@@ -31,20 +34,22 @@ class Data(NamedTuple):
 def probe_layers(
     kind: str, data: Data, control: np.ndarray, seed: int, settings: Settings
 ) -> list[dict[str, Any]]:
-    """Probe every depth: a row each, means over seeds.
+    """Probe every depth; return one row per depth, with means over seeds.
 
-    control: labels that mean nothing, of the training rows and then of the others, i32
-    [seeds, n + m]; with [seeds, 0] there is no control task. Rows have "score" and its
-    deviation "sd" (None where one probe is all there is), "bits" and "compression"
-    (Voita and Titov 2020), and with a control task "control", "selectivity" (score less
+    control: random labels of the training rows, followed by those of the others, i32
+    [seeds, n + m]; [seeds, 0] without a control task. Rows have "score" and its
+    standard deviation "sd" (None with a single probe), "bits" and "compression" (Voita
+    and Titov 2020). With a control task they have "control", "selectivity" (score minus
     control: Hewitt and Liang 2019), "control_bits", and "memorised": the share of the
-    training rows whose meaningless label the probe gives.
+    training rows whose random label the probe predicts.
     """
     n, probe = len(data.labels), probes.PROBES[kind]
     counts = portions(n)
     seeds = len(control) if kind in probes.DRAWN else 1
     tasks = np.broadcast_to(data.labels, (seeds, 1, n))
-    if control.size:  # one a seed; without seeds all of them
+    # Each seed has its own control task; if the probe does not depend on the seed, all
+    # tasks are those of one seed.
+    if control.size:
         tasks = np.concatenate([tasks, control[:, :n].reshape(seeds, -1, n)], axis=1)
     key, classes, metric = jax.random.key(seed), data.classes, data.metric
     bits, fitted, predicted, _ = probes.run(
@@ -78,10 +83,10 @@ def probe_mix(
 ) -> dict[str, Any]:
     """Probe scalar mixes of the depths 0 to l, for every l.
 
-    "weights" are those of the mix of all depths, and "centre_of_gravity" their mean
-    depth; "cumulative" the score of each mix, and "expected_layer" the mean depth at
-    which it rises, None where it does not rise (Tenney, Das and Pavlick 2019, BERT
-    Rediscovers the Classical NLP Pipeline: the metrics).
+    "weights" are those of the mix of all depths, and "centre_of_gravity" is their mean
+    depth; "cumulative" has the score of each mix, and "expected_layer" is the mean
+    depth at which it rises, or None if it does not (the metrics of Tenney, Das and
+    Pavlick 2019, BERT Rediscovers the Classical NLP Pipeline).
     """
     sees = np.tri(len(data.train), dtype=bool)
     probe, n = probes.PROBES[kind], len(data.labels)
@@ -111,7 +116,7 @@ def probe_mix(
 def expected_layer(scores: np.ndarray) -> float | None:
     """Return sum of l d_l / sum of d_l from l = 1, d_l = scores[l] - scores[l - 1].
 
-    None where more layers do not score higher in the end.
+    Returns None if all layers together score no higher than layer 0.
 
     >>> expected_layer(np.array([0.5, 0.5, 0.9, 0.9]))
     2.0
@@ -123,16 +128,16 @@ def expected_layer(scores: np.ndarray) -> float | None:
 
 
 def deviation(values: Any) -> float | None:
-    """Return the deviation of a sample, None of one value."""
+    """Return the standard deviation of a sample; None for a single value."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
 # ---------------------------------------------------------------- codes and controls
 def portions(n: int) -> np.ndarray:
-    """Return (rows learned, end of the rows coded next): i32 [amounts, 2].
+    """Return (rows to train on, end of the rows to code): i32 [amounts, 2].
 
-    The last learns all n and codes nothing. Shares of few rows that are the same
-    number of rows are one.
+    The last entry trains on all n rows and codes none. Shares that are the same number
+    of rows are merged.
 
     >>> portions(40).tolist()
     [[1, 3], [3, 5], [5, 10], [10, 20], [20, 40], [40, 40]]
@@ -142,12 +147,12 @@ def portions(n: int) -> np.ndarray:
 
 
 def uniform_bits(n: int, classes: int) -> float:
-    """Return what n labels take where each class is as likely."""
+    """Return the code length of n labels if all classes are equally likely."""
     return float(n * np.log2(classes))
 
 
 def frequency_bits(labels: np.ndarray) -> float:
-    """Return what labels i32 [n] take where their frequencies alone are known.
+    """Return the code length of labels i32 [n] if only their frequencies are known.
 
     >>> frequency_bits(np.array([0, 0, 0, 1, 2, 2, 2, 1]))
     12.490224995673063
@@ -160,17 +165,18 @@ def frequency_bits(labels: np.ndarray) -> float:
 def online_bits(bits: np.ndarray, counts: np.ndarray, classes: int) -> np.ndarray:
     """Return the length of the online code (Voita and Titov 2020).
 
-    bits: [amounts, ...] of the rows from counts[i, 0] to counts[i, 1] under a probe of
-    those before. The first rows, which no probe has seen, cost log2(classes) each.
+    bits: [amounts, ...], the bits of the rows from counts[i, 0] to counts[i, 1] under a
+    probe trained on the rows before. The first rows, for which there is no probe, cost
+    log2(classes) each.
     """
     first = uniform_bits(int(counts[0, 0]), classes)
     return first + np.asarray(bits, np.float64).sum(0)
 
 
 def text_types(texts: list[np.ndarray]) -> np.ndarray:
-    """Number what rows are, the same for the same ids: u64 [n].
+    """Return a type for each row, the same for the same ids: u64 [n].
 
-    texts: for each row its ids, of both texts.
+    texts: the ids of each row, of both its texts.
     """
     return np.array(
         [
@@ -186,7 +192,7 @@ def control_labels(
 ) -> np.ndarray:
     """Draw a control task's labels (Hewitt and Liang 2019): i32 [n].
 
-    A label depends on the input's type alone and means nothing. Its distribution is
+    A label is random, and depends only on the type of the input. Its distribution is
     that of `labels`.
     """
     keys = counter_rng.fold(seed, "control", draw, types)

@@ -22,7 +22,7 @@ COLUMNS = {  # key of a row -> heading, digits after the point
 
 
 def describe(results: dict[str, Any]) -> str:
-    """Write what run_probes returns for people."""
+    """Return the results of run_probes as readable text."""
     rows, metric = results["rows"], results["metric"]
     lines = [
         f"{rows['train']:,} {results['of']} for the probes, {rows['valid']:,} for the "
@@ -39,7 +39,10 @@ def describe(results: dict[str, Any]) -> str:
 
 
 def make_table(rows: list[dict[str, Any]], metric: str) -> str:
-    """Lay the rows of a kind of probe out, a line a layer; what is None is blank."""
+    """Return the rows of a kind of probe as a table, one line per layer.
+
+    None becomes blank.
+    """
     columns = {k: v for k, v in COLUMNS.items() if k in rows[0]}
     heads = [head.format(metric=metric) for head, _ in columns.values()]
     cells = [
@@ -54,7 +57,7 @@ def make_table(rows: list[dict[str, Any]], metric: str) -> str:
 
 
 def describe_majority(results: dict[str, Any]) -> str:
-    """Say what the largest class scores alone, where the metric can tell."""
+    """Describe the scores of always predicting the largest class."""
     text = f"always the largest class: accuracy {results['majority_accuracy']:.3f}"
     if results["metric"] == "accuracy" or not results["majority"]:
         return text
@@ -62,7 +65,7 @@ def describe_majority(results: dict[str, Any]) -> str:
 
 
 def describe_mix(mix: dict[str, Any], metric: str) -> str:
-    """Say in two lines what a scalar mix of all layers gave."""
+    """Describe the results of a scalar mix of all layers in two lines."""
     weights = " ".join(f"{w:.2f}" for w in mix["weights"])
     expected = mix["expected_layer"]
     layer = "none, nothing is gained" if expected is None else f"{expected:.2f}"
@@ -73,13 +76,13 @@ def describe_mix(mix: dict[str, Any], metric: str) -> str:
 
 
 def check_plot() -> None:
-    """Refuse a plot that could not be drawn, before anything is computed."""
+    """Raise UserError if matplotlib is missing, before anything is computed."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError("--png needs matplotlib: pip install 'bertjax[report]'")
 
 
 def plot(results: dict[str, Any], file: Path | IO[bytes]) -> None:
-    """Draw score and code length by layer, a pair of panels a kind of probe."""
+    """Plot score and code length by layer, with a pair of panels per kind of probe."""
     from matplotlib.figure import Figure
 
     kinds = results["probes"]
@@ -100,7 +103,7 @@ def plot(results: dict[str, Any], file: Path | IO[bytes]) -> None:
             if key in column:
                 panel.plot(at, column[key], label=label)
         grey = {"color": "grey", "lw": 0.8}
-        if results["majority"]:  # one class alone has no Matthews correlation
+        if results["majority"]:  # a single class has a Matthews correlation of 0
             left.axhline(results["majority"], **grey, label="largest class")
         right.axhline(results["uniform_bits"], **grey, label="uniform")
         left.set(title=f"{kind} probe", xlabel="layer", ylabel=results["metric"])

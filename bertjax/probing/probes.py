@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probes: small classifiers on features that stay as they are.
+"""Probes: small classifiers on fixed features.
 
-All probes of a kind (depths, labels, seeds) are trained side by side by vmap, in one
-program; the amounts of training rows go through the same program one after the other.
-All see the same batch at a time, so that features meet the kernels of all seeds and
-labellings in one product.
+All probes of a kind (for all depths, labels and seeds) are trained in parallel by vmap,
+in one program; the amounts of training rows run through this program one after the
+other. All probes get the same batch at a time, so that one matrix product multiplies
+features with the kernels of all seeds and labelings.
 """
 
 import functools
@@ -18,12 +18,14 @@ import numpy as np
 import optax
 
 HIDDEN = 128  # units of the MLP's hidden layer
-BLOCK = 1024  # rows that are scored at a time
+BLOCK = 1024  # rows scored at a time
 
 
 class Settings(NamedTuple):
-    """Adam for `steps` updates, its rate falling from lr to 0. weight_decay: one over
-    the variance that logits have a priori."""
+    """The training of a probe: Adam with a learning rate that falls from lr to 0.
+
+    steps: the number of updates; weight_decay: one over the prior variance of logits.
+    """
 
     steps: int
     batch_size: int
@@ -32,11 +34,12 @@ class Settings(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What `run` returns; before the axes named are those of `run`.
+    """The result of `run`, whose leading axes come before those listed here.
 
-    bits: of the training rows [begin, end) under a probe of those before, f32 [].
-    fitted: share of the rows before `begin` whose label it gives, f32 []. predicted:
-    classes of the other rows, i32 [m]. params: the probe's own.
+    bits: f32 [], of the training rows [begin, end) under a probe trained on the rows
+    before. fitted: f32 [], the share of the rows before `begin` whose label the probe
+    predicts. predicted: i32 [m], the predicted classes of the other rows. params: the
+    probe's parameters.
     """
 
     bits: jax.Array
@@ -46,28 +49,28 @@ class Result(NamedTuple):
 
 
 def init_linear(key: jax.Array, width: int, classes: int) -> Any:
-    """Make one layer, f32 kernel [D, C] and bias [C], all zeros."""
+    """Initialize one layer with zeros: f32 kernel [D, C] and bias [C]."""
     return {"out": {"kernel": jnp.zeros((width, classes)), "bias": jnp.zeros(classes)}}
 
 
 def init_mlp(key: jax.Array, width: int, classes: int) -> Any:
-    """Make two layers, the first one's kernel normal with variance 1 / D."""
+    """Initialize two layers; the first one's kernel is normal with variance 1 / D."""
     kernel = jax.random.normal(key, (width, HIDDEN)) / math.sqrt(width)
     hidden = {"kernel": kernel, "bias": jnp.zeros(HIDDEN)}
     return {"in": hidden, **init_linear(key, HIDDEN, classes)}
 
 
-# A probe is how it begins: init(key, D, C) -> params. Of those that draw nothing by the
-# key all seeds train the same.
+# A probe is defined by its initialization: init(key, D, C) -> params. The probes in
+# DRAWN depend on the key; for the others all seeds would be the same.
 PROBES = {"linear": init_linear, "mlp": init_mlp}
 DRAWN = {"mlp"}
 
 
 def take_rows(data: Any, begin: jax.Array, size: int) -> Any:
-    """Take rows that lie together of features [..., n, D]: a gather is far slower.
+    """Slice consecutive rows of features [..., n, D]; a gather would be far slower.
 
-    data: the features, or, of a mix, those of all depths [depths, n, D] and which
-    depths it sees, bool [depths].
+    data: the features; for a mix a pair of the features of all depths [depths, n, D],
+    and which depths it mixes, bool [depths].
     """
     if isinstance(data, tuple):
         return take_rows(data[0], begin, size), data[1]
@@ -75,10 +78,10 @@ def take_rows(data: Any, begin: jax.Array, size: int) -> Any:
 
 
 def logits(params: Any, x: Any) -> jax.Array:
-    """Return the logits f32 [b, C] of rows [b, D], or of a mix of depths.
+    """Return the logits f32 [b, C] for rows [b, D], or for a mix of depths.
 
     A scalar mix before a probe (as in Tenney, Das and Pavlick 2019) learns the weights
-    softmax(a) of the depths, beginning at equal ones, and their scale gamma.
+    softmax(a) of the depths, which are equal at first, and their scale gamma.
     """
     if "mix" in params:
         weights = mix_weights(params["mix"], x[1])
@@ -89,13 +92,14 @@ def logits(params: Any, x: Any) -> jax.Array:
 
 
 def mix_weights(mix: jax.Array, sees: jax.Array) -> jax.Array:
-    """Return s = softmax(a) over the depths that are seen, f32 [depths]."""
+    """Return s = softmax(a) over the depths in `sees`, f32 [depths]."""
     return jax.nn.softmax(jnp.where(sees, mix, -jnp.inf))
 
 
 def log_frequencies(labels: jax.Array, count: jax.Array, classes: int) -> jax.Array:
-    """Return ln of how often each class is among the first `count` labels, each counted
-    once more: f32 [C].
+    """Return the log frequencies of the classes in the first `count` labels: f32 [C].
+
+    Each class is counted once more than it occurs.
 
     >>> shares = jnp.exp(log_frequencies(jnp.array([1, 1, 0, 2]), jnp.int32(2), 3))
     >>> [round(float(share), 3) for share in shares]
@@ -107,11 +111,11 @@ def log_frequencies(labels: jax.Array, count: jax.Array, classes: int) -> jax.Ar
 
 
 def penalty(params: Any, middle: jax.Array) -> jax.Array:
-    """Return minus the log density of kernels and biases, a constant aside.
+    """Return the negative log prior of kernels and biases, up to a constant.
 
-    Kernel entries are normal with variance 1 / inputs, biases with 1, so that logits
-    of standardised features have a variance of about 1. The biases of the classes vary
-    about `middle`, f32 [C], all others about 0.
+    Kernel entries are normal with variance 1 / inputs, biases with variance 1, so that
+    logits of standardized features have a variance of about 1. The mean of the classes'
+    biases is `middle`, f32 [C]; that of all others is 0.
     """
     layers = {name: p for name, p in params.items() if isinstance(p, dict)}
     biases = {name: p["bias"] for name, p in layers.items()}
@@ -130,13 +134,13 @@ def fit(
 ) -> Any:
     """Train a probe on the first `count` rows and return its parameters.
 
-    start: its first parameters. labels: i32 [n]; rows are in random order. Minimises
-    the mean cross-entropy plus weight_decay * penalty / count: the most probable
-    parameters a posteriori, so that a probe of few rows is not sure of itself.
+    start: the initial parameters. labels: i32 [n]; rows are in random order. It
+    minimizes the mean cross-entropy plus weight_decay * penalty / count. These are the
+    maximum a posteriori parameters, so a probe of few rows is not overconfident.
 
-    Biases begin at the frequencies of the classes, and vary about them: features have
-    mean 0, so that nothing else tells these, and where one class is most rows, as O
-    among tags, `steps` updates of `lr` from 0 are too short a way.
+    Biases begin at the log frequencies of the classes, which are also their prior mean.
+    Features have mean 0, so only biases can express these frequencies, and if most rows
+    have one class (O among tags), `steps` updates of `lr` cannot get there from 0.
     """
     out = start["out"]
     middle = log_frequencies(labels, count, len(out["bias"]))
@@ -166,10 +170,10 @@ def fit(
 
 
 def score(params: Any, data: Any, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return -ln p of the labels i32 [n], f32 [n], and the likeliest classes i32 [n].
+    """Return -ln p of the labels i32 [n], f32 [n], and the predicted classes i32 [n].
 
-    A block of rows at a time: the logits of all probes at once could take more memory
-    than the features.
+    It works on one block of rows at a time, because the logits of all probes at once
+    could take more memory than the features.
     """
     n = len(labels)
     size = min(n, BLOCK)
@@ -204,11 +208,11 @@ def run(
 ) -> Result:
     """Train and score probes for every amount of rows, seed, labelling and depth.
 
-    init: of PROBES. train, valid: as `take_rows` has data, of depth i along `axes` (as
-    vmap has them).
-    labels: i32 [seeds, labellings, n] of the training rows. counts: i32 [amounts, 2],
-    how many rows a probe learns and the end of those that its bits are of.
-    Returns a Result with leading axes [amounts, seeds, labellings, depths].
+    init: a value of PROBES. train, valid: data as in `take_rows`; vmap maps over the
+    depths along `axes`. labels: i32 [seeds, labelings, n] of the training rows. counts:
+    i32 [amounts, 2], the number of rows on which a probe is trained, and the end of the
+    rows for its bits.
+    Returns a Result with leading axes [amounts, seeds, labelings, depths].
     """
     features = jax.tree.leaves(train)[0], jax.tree.leaves(valid)[0]
     (n, width), m = features[0].shape[-2:], features[1].shape[-2]
@@ -238,12 +242,13 @@ def run(
 
 
 def standardise(train: np.ndarray, valid: np.ndarray) -> None:
-    """Give each number of each depth mean 0 and deviation 1 over `train`, in place.
+    """Standardize each feature of each depth to mean 0 and deviation 1, in place.
 
-    What hardly varies (the embedding of [CLS]) becomes 0, not noise blown up. Depths
-    whose norms differ would mislead the weights of a mix.
+    Mean and deviation are those over `train`. Features that hardly vary (the embedding
+    of [CLS]) become 0, so that noise is not amplified. Without standardization depths
+    with different norms would distort the weights of a mix.
     """
-    for one, other in zip(train, valid, strict=True):  # copies are of a depth alone
+    for one, other in zip(train, valid, strict=True):  # so that only a depth is copied
         mean, deviation = one.mean(0, np.float64), one.std(0, np.float64)
         varies = deviation > 1e-4 * np.abs(one).mean(dtype=np.float64)
         scale = np.where(varies, 1 / np.maximum(deviation, 1e-30), 0.0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the flags of bertjax.probe --treated or --swap to effects of a concept."""
+"""The effects of a concept, for the flags of bertjax.probe --treated or --swap."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -21,11 +21,11 @@ from bertjax.tasks.tables import Row
 from bertjax.tasks.task_rows import Asking, Form, check_label
 from bertjax.tasks.text_rows import label_of, make_texts, read_labels, text_of
 
-KINDS = ("label", "concept", "control")  # flags that name columns of classes
+KINDS = ("label", "concept", "control")  # flags that name a column of classes
 
 
 class Classes(NamedTuple):
-    """The names of classes, and those of the training and of the other texts, i32."""
+    """The names of classes, and the classes of the training and other texts, i32."""
 
     names: tuple[str, ...]
     train: np.ndarray
@@ -33,7 +33,7 @@ class Classes(NamedTuple):
 
     @property
     def majority(self) -> float:
-        """What always saying the commonest class of `train` scores on `valid`."""
+        """The accuracy on `valid` of always predicting the largest class of `train`."""
         return float(np.mean(self.valid == np.bincount(self.train).argmax()))
 
 
@@ -85,7 +85,7 @@ def run_effects(args: flags.FlagValues) -> dict[str, Any]:
 
 
 def read_classes(parts: Sequence[Sequence[Row]], column: str, flag: str) -> Classes:
-    """Read a column of classes in the training and the other rows: UserError."""
+    """Read a column of classes in the training and the other rows. Raises UserError."""
     names = read_labels(parts[0], column, SCORES, Asking(flag, ""))
     form = Form((), column, names, 0, ())
     numbers = [
@@ -98,7 +98,7 @@ def read_classes(parts: Sequence[Sequence[Row]], column: str, flag: str) -> Clas
 def swapped_rows(
     rows: Sequence[Row], columns: Sequence[str], pairs: Pairs
 ) -> list[Row]:
-    """Return rows whose texts are the counterfactual ones of pairs."""
+    """Return rows with counterfactual texts: the words of pairs are swapped."""
     return [
         row._replace(
             cells={
@@ -117,8 +117,11 @@ def read_model(
     columns: tuple[str, ...],
     classes: Mapping[str, Classes],
 ) -> dict[str, np.ndarray]:
-    """Return what probes on a model's last layer say of the texts but those of the
-    first part: {kind: probabilities f64 [n, C]}, one part behind the other."""
+    """Train probes on a model's last layer; return what they predict.
+
+    The result is {kind: probabilities f64 [n, C]} for the texts of all parts but the
+    first, on which the probes are trained, in order.
+    """
     model.config.dtype = args.dtype
     cfg, tokenizer = model.cfg, model.tokenizer
     separators = prepare_task.separators(model.config)
@@ -156,8 +159,10 @@ def learn(
     key: jax.Array,
     settings: probes.Settings,
 ) -> jax.Array:
-    """Train a probe on rows f32 [n, D], in random order, and return the probabilities
-    of the classes of other rows: f32 [m, C]."""
+    """Train a probe on rows f32 [n, D], which are in random order.
+
+    Returns the probabilities of the classes for other rows: f32 [m, C].
+    """
     start = init(key, train.shape[-1], classes)
     count = jax.numpy.int32(len(labels))
     params = probes.fit(start, train, labels, count, key, settings)
@@ -167,8 +172,10 @@ def learn(
 def describe_probes(
     found: Mapping[str, Mapping[str, np.ndarray]], classes: Mapping[str, Classes]
 ) -> dict[str, Any]:
-    """Return how often the probes are right, by each model, and what the commonest
-    class scores; of the concept also what the control alone tells."""
+    """Return the accuracy of the probes of each model, and of the largest class.
+
+    For the concept also return the accuracy of predicting it from the control alone.
+    """
     scores: dict[str, Any] = {}
     for kind, own in classes.items():
         m = len(own.valid)
@@ -184,8 +191,10 @@ def describe_probes(
 
 
 def outcomes(names: Sequence[str], estimates: Sequence[Any]) -> dict[str, Any]:
-    """Return {outcome: estimate}; of two outcomes the second one's, since the first
-    one's is its opposite."""
+    """Return {outcome: estimate}.
+
+    Of two outcomes only the second is included, because the first has its negative.
+    """
     pairs = list(zip(names, estimates, strict=True))
     return dict(pairs[1:] if len(pairs) == 2 else pairs)
 
@@ -218,9 +227,11 @@ def gaps_of(
     columns: Sequence[str],
     classes: Mapping[str, Classes],
 ) -> dict[str, Any]:
-    """Return by how much the outcome's probabilities differ between texts and their
-    counterfactuals, among those that have one: by each model, and with a concept the
-    effect by the pairs."""
+    """Return how much outcomes differ between texts and their counterfactuals.
+
+    Only texts that have a counterfactual count. The result has the gap of each model
+    and, with a concept, the effect of each model according to the pairs.
+    """
     pairs = list(zip(parts[1], parts[2], strict=True))
     other = [any(text_of(a, c) != text_of(b, c) for c in columns) for a, b in pairs]
     where, m = np.flatnonzero(other), len(pairs)
@@ -240,7 +251,7 @@ def gaps_of(
 
 
 def describe(results: Mapping[str, Any]) -> str:
-    """Write what run_effects returns for people."""
+    """Return the results of run_effects as readable text."""
     rows = results["rows"]
     texts = counted(rows["train"], "text")
     lines = [f"{texts} for the probes, {rows['valid']:,} for the rest"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the flags of bertjax.probe to what the probes of all layers found."""
+"""The probing of all layers, for the flags of bertjax.probe."""
 
 from dataclasses import replace
 from itertools import chain
@@ -15,13 +15,13 @@ from bertjax.models import encoder
 from bertjax.probing import labelled_examples, layer_features, layer_scores, probes
 from bertjax.tasks import metrics, prepare_task
 
-PROBE_ROWS = 128  # rows of an update
+PROBE_ROWS = 128  # rows per update
 
 
 def run_probes(args: flags.FlagValues, kind: str) -> dict[str, Any]:
     """Read model and examples, train all probes, and return what --json prints.
 
-    kind: of KINDS. Raises UserError.
+    kind: a key of labelled_examples.KINDS. Raises UserError.
     """
     model = models.open_model(args.model, "--model")
     model.config.dtype = args.dtype
@@ -53,7 +53,7 @@ def run_probes(args: flags.FlagValues, kind: str) -> dict[str, Any]:
             read_all(reader, part, tokenizer, cfg, args.batch_size)
             for part in (train, valid)
         )
-        for layer in x:  # one after the other, so that there is no copy of all
+        for layer in x:  # one after the other, so that only one layer is copied
             layer[:] = layer[order]
         probes.standardise(x, other)
         return layer_scores.Data(x, labels, other, gold, classes, metric)
@@ -68,7 +68,7 @@ def run_probes(args: flags.FlagValues, kind: str) -> dict[str, Any]:
         for name in args.probes
     }
     if args.random_encoder:
-        del data  # there is no room for two
+        del data  # memory may not hold both
         small = encoder.without_pooler(cfg)
         data = read(encoder.init(jax.random.key(args.seed), small))
         none = control[:, :0]
@@ -98,8 +98,11 @@ def run_probes(args: flags.FlagValues, kind: str) -> dict[str, Any]:
 def make_control(
     train: Any, valid: Any, order: np.ndarray, seed: int, seeds: int
 ) -> np.ndarray:
-    """Draw a control task a seed: labels i32 [seeds, n + m], of the training examples
-    in their order i64 [n], then of the others."""
+    """Draw one control task per seed: labels i32 [seeds, n + m].
+
+    The labels of the training examples, in the order i64 [n], come before those of the
+    others.
+    """
     ids = map(labelled_examples.example_ids, (train, valid))
     types, labels = layer_scores.text_types([*chain(*ids)]), train.labels[order]
     types[: len(order)] = types[order]
