@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     resolve.set_flags(config)
     make = registry.pick("--what", args.what, MEASURES)
     if args["sequences"].present and args.what != "plan":
-        raise UserError(f"--sequences is of --what=plan, and this is {args.what}")
+        raise UserError(f"--sequences needs --what=plan, and this is {args.what}")
     if args.what == "plan":
         make = functools.partial(make, sequences=args.sequences)
     if args.what == "loop" and not config.data.train:

@@ -83,7 +83,7 @@ def run(argv: Sequence[str]) -> int:
         return write_table(args)
     for flag in OF_TABLE:
         if getattr(args, flag) is not None:
-            raise UserError(f"--{flag} is of --table=FILE: leave it out")
+            raise UserError(f"--{flag} needs --table=FILE: leave it out")
     if not args.out or not args.method:
         raise UserError("--out and --method are needed: see --help")
     from bertjax.assembly.save_model import check_target

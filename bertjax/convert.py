@@ -73,7 +73,9 @@ def main(argv: Sequence[str]) -> int:
     )
     check_options(args.format, options)
     if args.json and args.format not in FORMATS:
-        raise UserError(f"--json says nothing to --format={args.format}: leave it out")
+        raise UserError(
+            f"--json has no effect with --format={args.format}: leave it out"
+        )
     check_target(target, f"--to={target}")
     model = open_models.open_model(open_models.at_step(source, args.step), "--from")
     if args.format in FORMATS:
@@ -96,7 +98,7 @@ def serve(
     """Write files for serving, and print their card or a summary of it."""
     if args.add_words:
         raise UserError(
-            f"--add_words says nothing to --format={args.format}: convert twice"
+            f"--add_words has no effect with --format={args.format}: convert twice"
         )
     facts = export_model(target, args.format, model, where, options)
     if args.json:

@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
     if args.index:
         return make_index(args)
     if args.words is not None:
-        raise UserError("--words is of --index=DIR, which is not given")
+        raise UserError("--words needs --index=DIR, which is not given")
     if tables.is_json(args.text):
         raise UserError(
             f"--text={args.text} is JSON, and lines of plain text are embedded; "
@@ -119,8 +119,8 @@ def make_index(args: Any) -> int:
     for name in ("pooling", "normalize", "width", "max_length"):
         if getattr(args, name) is not None:
             raise UserError(
-                f"--{name} has no use with --index, whose vectors are as the model was "
-                "made for"
+                f"--{name} has no effect with --index, whose vectors are made as in "
+                "the model's training"
             )
     folder, more = expand(args.index, "--index"), (args.dtype, args.weights)
     todo = args.model, folder, args.text, args.words, args.batch_size

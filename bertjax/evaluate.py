@@ -114,7 +114,8 @@ def main(argv: Sequence[str]) -> int:
         ways += ["without --what"] * (name in own.FLAGS)
         given = f"with --what={args.what}" if args.what else "without --what"
         raise UserError(
-            f"--{name} has no use {given}: it is read {' or '.join(ways)}; leave it out"
+            f"--{name} has no effect {given}: it is read {' or '.join(ways)}; "
+            "leave it out"
         )
     if args.workdir and args.model:
         raise UserError("--workdir and --model are both given: give one of them")

@@ -106,7 +106,7 @@ def main(argv: Sequence[str]) -> int:
         return write_from_index(args, where, prompts, wanted, out)
     for name in ("retriever", "passages"):
         if getattr(args, name):
-            raise UserError(f"--{name} is of --index=DIR, which is not given")
+            raise UserError(f"--{name} needs --index=DIR, which is not given")
     model = models.open_model(where, "--model")
     model.config.dtype = args.dtype
 
@@ -138,7 +138,7 @@ def write_from_index(
     usual = Options()
     for name in Options._fields:
         if name not in known and getattr(wanted, name) != getattr(usual, name):
-            raise UserError(f"--{name} has no use with --index")
+            raise UserError(f"--{name} has no effect with --index")
     if texts := [prompt for prompt in prompts if not isinstance(prompt, str)]:
         raise UserError(f"--index: {texts[0]!r:.40} is no question, which is a text")
     index = PassageIndex(args.index, "--index")

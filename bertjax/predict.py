@@ -86,7 +86,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     for name in ("retriever", "passages"):
         if getattr(args, name):
-            raise UserError(f"--{name} is of --index=DIR, which is not given")
+            raise UserError(f"--{name} needs --index=DIR, which is not given")
     model = open_finetuned(where, args.dtype, args.weights, columns=args.columns)
     task_type = get_task_type(model.config.objective)
     if args.threshold is not None:
@@ -115,7 +115,7 @@ def answers_from_index(args: Any, where: str) -> Iterable[dict[str, Any]]:
     """Answer the questions of --input from --index."""
     for name in ("threshold", "columns", "format"):
         if getattr(args, name) not in (None, ""):
-            raise UserError(f"--{name} has no use with --index")
+            raise UserError(f"--{name} has no effect with --index")
     index = PassageIndex(args.index, "--index")
     questions: list[dict[str, Any]] = []
     if args.input == "-":

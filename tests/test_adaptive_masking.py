@@ -67,8 +67,8 @@ def test_what_is_refused(arguments, trained, weights, tmp_path):
         ([f"--config.data.mask_weights={tmp_path}"], "is a directory: give a file"),
         (
             [key, "--config.objective=clm"],
-            "says nothing to objective=clm: leave it out, or where the config file has "
-            "it give --config.data.mask_weights=$",
+            "has no effect with objective=clm: leave it out, or where the config file "
+            "has it give --config.data.mask_weights=$",
         ),
     ):
         with pytest.raises(UserError, match=f"^data.mask_weights=.*{words}"):

@@ -162,7 +162,7 @@ def test_peers_that_fail(tmp_path, cores):
 
 
 def test_sequences_are_of_plans():
-    with pytest.raises(UserError, match="--sequences is of --what=plan, and this is"):
+    with pytest.raises(UserError, match="--sequences needs --what=plan, and this is"):
         benchmark.main([*SMOKE, "--what=step", "--sequences=9"])
 
 

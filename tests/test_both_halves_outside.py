@@ -87,7 +87,7 @@ def test_what_is_wrong_with_it_is_one_line(arguments, tmp_path):
         with pytest.raises(UserError, match=said) as e:
             train.main(given)
         assert "\n" not in str(e.value)
-    with pytest.raises(UserError, match=r"data\.mask_rate=0.4 says nothing to"):
+    with pytest.raises(UserError, match=r"data\.mask_rate=0.4 has no effect with"):
         train.main([*arguments, SWAP, "--config.data.mask_rate=0.4", "--dry_run"])
 
 

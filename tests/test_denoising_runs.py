@@ -90,10 +90,14 @@ def test_both_sides_are_shown(config, flags, tmp_path, capsys):
     "config, key, said",
     [
         ("t5", "data.extra_ids=0", r"give data\.extra_ids=100"),
-        ("t5", "data.noise=rotate", r"data\.noise=rotate says nothing to objective"),
+        ("t5", "data.noise=rotate", r"data\.noise=rotate has no effect with objective"),
         ("t5", "model.num_decoder_layers=0", "needs a decoder"),
         ("bart", "data.noise=infil:poisson:3", "did you mean 'infill'"),
-        ("bert", "data.noise=rotate", r"data\.noise=rotate says nothing to objective"),
+        (
+            "bert",
+            "data.noise=rotate",
+            r"data\.noise=rotate has no effect with objective",
+        ),
         ("bart", "data.mask_unit=span", r"data\.mask_unit='span' is unknown"),
     ],
 )

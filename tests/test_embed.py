@@ -164,7 +164,7 @@ def test_options(trained, text, tmp_path):
     assert np.abs(first - mean).max() > 1e-2
     with pytest.raises(UserError, match="--width=33: the model's vectors have 32 num"):
         run(trained, text, tmp_path / "b.npy", "--width=33")
-    with pytest.raises(UserError, match="--words is of --index=DIR"):
+    with pytest.raises(UserError, match="--words needs --index=DIR"):
         run(trained, text, tmp_path / "b.npy", "--words=5")
     rough = run(trained, text, tmp_path / "a.npy", "--dtype=bfloat16")
     assert rough.dtype == np.float32

@@ -38,7 +38,7 @@ def test_the_command_and_python_write_the_same(trained, tmp_path, capsys):
         ({"num_beams": 0}, r"^num_beams=0 must be a whole number from 1$"),
         ({"seed": 2**32}, r"^seed=4294967296 must .* from 0 to 4294967295$"),
         ({"temperature": "hot"}, r"^temperature='hot' must"),
-        ({"stop": ["."]}, r"^stop has no use with how=unmask"),
+        ({"stop": ["."]}, r"^stop has no effect with how=unmask"),
         ({"stop": [5]}, r"^stop=\[5\] must be strings"),
         ({"prefix": 5}, r"^prefix=5 must be a string"),
     ],

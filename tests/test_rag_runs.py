@@ -112,9 +112,9 @@ def test_resuming_is_exact(command, wanted, generator, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--temperature=2"], "--temperature has no use with --index"),
+        (["--temperature=2"], "--temperature has no effect with --index"),
         ([], "give --retriever=DIR"),
-        (["--index=", "--passages=2"], "--passages is of --index=DIR"),
+        (["--index=", "--passages=2"], "--passages needs --index=DIR"),
     ],
 )
 def test_what_generate_refuses(generator, folder, flags, words):

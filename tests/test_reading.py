@@ -163,9 +163,9 @@ def test_a_run_goes_on_with_its_own_index(wanted, reader, folder, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--threshold=1"], "--threshold has no use with --index"),
+        (["--threshold=1"], "--threshold has no effect with --index"),
         (["--index={}/none"], "none is no index"),
-        (["--index="], "--passages is of --index=DIR"),
+        (["--index="], "--passages needs --index=DIR"),
     ],
 )
 def test_what_predict_refuses(trained, folder, flags, words):
@@ -250,5 +250,5 @@ def test_what_embed_refuses(trained, folder):
         embed.main([*given, f"--index={folder}/one"])
     with pytest.raises(UserError, match="has files and is no index: name another"):
         embed.main([*given, f"--index={folder}"])
-    with pytest.raises(UserError, match="--width has no use with --index"):
+    with pytest.raises(UserError, match="--width has no effect with --index"):
         embed.main([*given, f"--index={folder}/new", "--width=8"])

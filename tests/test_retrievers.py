@@ -277,7 +277,7 @@ def test_mined_negatives_and_margins_are_learnt(runs, folder, tmp_path, capsys):
     assert "train/retrieve_16_margin_loss" in read_rows(tmp_path / "w")[-1]
     with pytest.raises(UserError, match=r"--mine=.*\.txt is no name of such a file"):
         evaluate.main([*given, f"--mine={tmp_path}/x.txt"])
-    with pytest.raises(UserError, match=r"--negatives is of --mine=FILE"):
+    with pytest.raises(UserError, match=r"--negatives needs --mine=FILE"):
         evaluate.main([*given, "--negatives=2"])
 
 
@@ -298,5 +298,5 @@ def test_vectors_of_other_kinds_are_written(kind, runs, tmp_path):
         assert arrays["offsets"][-1] == len(arrays["tokens"])
     with pytest.raises(UserError, match=r"vectors of this model are .*: a \.npz"):
         embed.main([*given, f"--out={tmp_path / 'v.npy'}"])
-    with pytest.raises(UserError, match="--pooling has no use"):
+    with pytest.raises(UserError, match="--pooling has no effect"):
         embed.main([*given, f"--out={out}", "--pooling=cls"])

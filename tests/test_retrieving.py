@@ -164,5 +164,5 @@ def test_what_others_refuse(retriever, trained, folder):
         evaluate.main([f"--model={trained}", "--what=retrieval", f"--text={folder}"])
     with pytest.raises(UserError, match="--what=retrieval needs --text=FOLDER"):
         evaluate.main([f"--model={trained}", "--what=retrieval"])
-    with pytest.raises(UserError, match="--rates has no use with --what=retrieval"):
+    with pytest.raises(UserError, match="--rates has no effect with --what=retrieval"):
         evaluate.main([f"--model={trained}", "--what=retrieval", "--rates=0.1"])

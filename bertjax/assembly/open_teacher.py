@@ -142,7 +142,7 @@ def check_use(config: ConfigDict, objectives: Iterable[Any]) -> None:
     if config.teacher and not any(each.init_teacher for each in objectives):
         other = "" if tasks.is_task(config) else ", or take mlm+distil"
         raise UserError(
-            f"{KEY}={config.teacher} says nothing to objective={config.objective}: "
+            f"{KEY}={config.teacher} has no effect with objective={config.objective}: "
             f"leave it out{other}"
         )
 

@@ -261,12 +261,12 @@ def check_keys(config: ConfigDict, halves: Iterable[Features]) -> None:
         own = phase.mask_rate != config.data.mask_rate
         if own and "mask_rate" not in half.keys:
             raise UserError(
-                f"phases: mask_rate={phase.mask_rate} says nothing to objective="
+                f"phases: mask_rate={phase.mask_rate} has no effect with objective="
                 f"{phase.objective or config.objective}: leave it out"
             )
     if config.eval.mask_rate is not None and "mask_rate" not in read:
         raise UserError(
-            f"eval.mask_rate={config.eval.mask_rate} says nothing to objective="
+            f"eval.mask_rate={config.eval.mask_rate} has no effect with objective="
             f"{config.objective}: leave it out"
         )
     defaults = schema.base().data
@@ -274,7 +274,7 @@ def check_keys(config: ConfigDict, halves: Iterable[Features]) -> None:
         if (value := config.data[key]) not in (defaults[key], ""):
             usual = "" if defaults[key] is None else defaults[key]
             raise UserError(
-                f"data.{key}={value} says nothing to objective={config.objective}: "
+                f"data.{key}={value} has no effect with objective={config.objective}: "
                 f"leave it out, or where the config file has it give "
                 f"--config.data.{key}={usual}"
             )

@@ -177,7 +177,7 @@ def check_how(options: Options, able: Sequence[str], where: str, why: str) -> st
         if getattr(options, name) is not None:
             fits = f"--how={other}" if other in able else f"models with --how={other}"
             raise UserError(
-                f"--{name} has no use with --how={how}: it is read with {fits}; "
+                f"--{name} has no effect with --how={how}: it is read with {fits}; "
                 "leave it out"
             )
     if how == "unmask":

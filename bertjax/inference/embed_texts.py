@@ -185,7 +185,9 @@ def settle_sentences(
         )
     given = {"--pooling": pooling, "--normalize": normalize}
     for name in [x for x in given if given[x] is not None and intended.kind != "dense"]:
-        raise UserError(f"{name} has no use with {where}: its vectors are no averages")
+        raise UserError(
+            f"{name} has no effect with {where}: its vectors are no averages"
+        )
     if (
         pooling is None
         and intended.kind == "dense"

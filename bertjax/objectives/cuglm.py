@@ -74,7 +74,7 @@ def make_objective(
             " more, in two stages above 0"
         )
     if gold and stages == 1:
-        raise UserError("objective: cuglm's gold=1 has no use with stages=1")
+        raise UserError("objective: cuglm's gold=1 has no effect with stages=1")
     needs = frozenset({f"{NAME}:causal={int(causal)}"})
     size = dict(tokens.streams).get(STREAM, MADE_UP)
     own = [

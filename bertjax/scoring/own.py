@@ -27,8 +27,8 @@ def score(args: Any, path: str, flag: str) -> Scores:
     finetuned = "task" in meta
     if finetuned and args.examples is not None:
         raise UserError(
-            "--examples has no use with a finetuned model, whose task is scored on all "
-            "rows: leave it out"
+            "--examples has no effect with a finetuned model, whose task is scored on "
+            "all rows: leave it out"
         )
     if finetuned and not retrieves:
         return score_task(args, path, flag, opened)

@@ -185,9 +185,9 @@ def check_options(args: Any) -> None:
     """Refuse options without the option they belong to. Raises UserError."""
     for name in ("negatives", "margin"):
         if getattr(args, name) is not None and not args.mine:
-            raise UserError(f"--{name} is of --mine=FILE, which is not given")
+            raise UserError(f"--{name} needs --mine=FILE, which is not given")
     if args.depth and not args.rerank:
-        raise UserError("--depth is of --rerank=MODEL, which is not given")
+        raise UserError("--depth needs --rerank=MODEL, which is not given")
     if args.mine:
         atomic.check_out(args.mine, "--mine", ".jsonl")
 

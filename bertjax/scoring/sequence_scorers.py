@@ -280,7 +280,7 @@ def read_options(args: Any, scorer: str) -> Options:
     for name, readers in READERS.items():
         if given[name] is not None and scorer not in readers:
             raise UserError(
-                f"--{name} has no use with --scorer={scorer}: it is read with "
+                f"--{name} has no effect with --scorer={scorer}: it is read with "
                 f"--scorer={' or '.join(readers)}; leave it out"
             )
     return Options(

@@ -34,12 +34,12 @@ def check_options(format: str, options: Options) -> None:
     model. Raises UserError."""
     for name in ("batch_sizes", "lengths") if format != "stablehlo" else ():
         if getattr(options, name):
-            raise UserError(f"--{name} is of --format=stablehlo alone: leave it out")
+            raise UserError(f"--{name} needs --format=stablehlo: leave it out")
     for name in ("quantize", "gate") if format != "onnx" else ():
         if getattr(options, name):
-            raise UserError(f"--{name} is of --format=onnx alone: leave it out")
+            raise UserError(f"--{name} needs --format=onnx: leave it out")
     if options.vectors and format not in FORMATS:
-        raise UserError(f"--vectors says nothing to --format={format}: leave it out")
+        raise UserError(f"--vectors has no effect with --format={format}: leave it out")
     if options.quantize not in ("", "int8"):
         raise UserError(f"--quantize={options.quantize}: int8 alone is known")
     if options.quantize and not options.gate:

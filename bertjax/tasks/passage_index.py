@@ -218,7 +218,7 @@ def read_passages(value: str, key: str, words: int | None, say: Say) -> list[Pas
     texts = [path for path in paths if tables.kind_of(path) in ("", "txt")]
     if words is not None and not texts:
         raise UserError(
-            f"--words={words} has no use: {key}={value} has rows, each a passage"
+            f"--words={words} has no effect: {key}={value} has rows, each a passage"
         )
     alone = len(entries) == 1 and folder.is_dir()
     names = _names_of(texts, folder if alone else None)

@@ -175,8 +175,12 @@ def test_pairs_and_lines_by_other_scorers(run, tmp_path):
         (["--what=lm", "--length=513"], "clm", "--length=513 is too long: the model"),
         (["--what=lm", "--stride=33"], "clm", "--stride=33 is too large"),
         (["--what=lm", "--begin=bos"], "clm", "--begin='bos' is unknown"),
-        (["--what=lm", "--scorer=pll"], "clm", "--scorer has no use with --what=lm"),
-        (["--what=elbo", "--begin=cls"], "mlm", "--begin has no use with --what=elbo"),
+        (["--what=lm", "--scorer=pll"], "clm", "--scorer has no effect with --what=lm"),
+        (
+            ["--what=elbo", "--begin=cls"],
+            "mlm",
+            "--begin has no effect with --what=elbo",
+        ),
         (["--what=elbo", "--draws=3"], "mlm", "--draws=3 is odd"),
         (["--what=elbo", "--estimator=x"], "mlm", "--estimator='x' is unknown"),
         (["--what=lm", "--text={}/none.txt"], "clm", "leaves no token of"),
@@ -188,9 +192,13 @@ def test_pairs_and_lines_by_other_scorers(run, tmp_path):
         (
             ["--what=pll", "--variant=original", "--text={}/a.txt"],
             "clm",
-            "--variant has no use with --scorer=lm: it is read with --scorer=pll or",
+            "--variant has no effect with --scorer=lm: it is read with --scorer=pll or",
         ),
-        (["--what=pll", "--draws=4", "--text={}/a.txt"], "mlm", "--draws has no use"),
+        (
+            ["--what=pll", "--draws=4", "--text={}/a.txt"],
+            "mlm",
+            "--draws has no effect",
+        ),
     ],
 )
 def test_refusals(run, trained, tmp_path, given, objective, words):

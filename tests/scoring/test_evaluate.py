@@ -257,7 +257,9 @@ def test_a_way_from_outside(run, trained, tmp_path, monkeypatch):
     ]  # fmt: skip
     assert found.err == "counted\n"
     assert run(*given).out == "--model: 10 letters\n"
-    with pytest.raises(UserError, match=r"--rates has no use with --what=lab\.charact"):
+    with pytest.raises(
+        UserError, match=r"--rates has no effect with --what=lab\.charact"
+    ):
         run(*given, "--rates=0.1")
     with pytest.raises(UserError, match=r"--what=json\.tool is no scorer"):
         run("--what=json.tool")
@@ -288,9 +290,9 @@ def test_pairs(command, trained, tmp_path):
         (["--variant=within_word"], "--variant"),
         (
             ["--rates=0.1"],
-            "--rates has no use without --what: it is read with --what=mlm; ",
+            "--rates has no effect without --what: it is read with --what=mlm; ",
         ),
-        (["--length=16"], "--length has no use without --what"),
+        (["--length=16"], "--length has no effect without --what"),
         (["--what=mlm", "--columns=text"], "--columns"),
         (
             ["--what=mlm", "--length=513"],
@@ -372,7 +374,7 @@ def test_bytes_are_whole_numbers():
 
 def test_options_are_refused_before_a_model_is_opened(tmp_path):
     given = ["--model=nowhere", "--what=retrieval", "--text=nowhere"]
-    with pytest.raises(UserError, match="--depth is of --rerank=MODEL"):
+    with pytest.raises(UserError, match="--depth needs --rerank=MODEL"):
         evaluate.main([*given, "--depth=5"])
     with pytest.raises(UserError, match=r"--mine=.*x\.txt is no name of such a file"):
         evaluate.main([*given, f"--mine={tmp_path}/x.txt"])

@@ -110,7 +110,7 @@ def test_where_there_is_no_interval():
         (["--columns=a,sentence2"], ROWS, r"--columns: TEXT='a' is unknown"),
         (["--label=scor"], ROWS, "--label='scor' is unknown.*'score'"),
         ([], HEADLESS, "give their numbers, for instance --columns=1,2 --label=3$"),
-        (["--variant=within_word"], ROWS, "--variant has no use with --what=sts"),
+        (["--variant=within_word"], ROWS, "--variant has no effect with --what=sts"),
         ([], [("a", "b", "high")], r"sts.tsv:2: the score 'high' has to be"),
         (
             [],

@@ -322,8 +322,8 @@ def test_an_operator_that_is_not_known(vocabulary):
 @pytest.mark.parametrize(
     "format, options, word",
     [
-        ("onnx", dict(lengths=[8]), "--lengths is of --format=stablehlo"),
-        ("stablehlo", dict(quantize="int8"), "--quantize is of --format=onnx"),
+        ("onnx", dict(lengths=[8]), "--lengths needs --format=stablehlo"),
+        ("stablehlo", dict(quantize="int8"), "--quantize needs --format=onnx"),
         ("onnx", dict(quantize="int4"), "int8 alone"),
         ("onnx", dict(quantize="int8"), "needs --gate"),
         ("onnx", dict(gate="x"), "give --quantize=int8"),

@@ -293,7 +293,7 @@ def test_passages_of_files(tmp_path):
     (tmp_path / "corpus.jsonl").write_text(
         '{"_id": 3, "title": "T", "text": "x\\ny"}\n'
     )
-    with pytest.raises(UserError, match=r"--words=3 has no use: .* has rows, each"):
+    with pytest.raises(UserError, match=r"--words=3 has no effect: .* has rows, each"):
         passage_index.read_passages(str(tmp_path), "--text", 3, print)
     (row,) = passage_index.read_passages(str(tmp_path), "--text", None, print)
     assert row == ("3", "T", "x\ny") and row.whole == "T x y"
