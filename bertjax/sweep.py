@@ -139,7 +139,7 @@ def check(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
     for key in overrides:
         if key.startswith(SILENT) and flat.get(key) != usual.get(key):
             raise UserError(
-                f"{key}={flat.get(key)} has no effect with a sweep, which saves at each "
+                f"{key}={flat.get(key)} has no effect in a sweep, which saves at each "
                 f"evaluation (eval.every) and reports all in {workdir_kinds.RESULTS}"
             )
 
