@@ -443,7 +443,7 @@ def test_what_is_refused(wanted, tmp_path):
         ("--config.eval.patience=0",): r"eval\.patience=0 must be from 1",
         ("--config.eval.best=acuracy",): "eval.best.*did you mean 'eval/valid/accur",
         ("--config.log.writers=jsonl",): "log.writers=jsonl has no effect in a sweep",
-        ("--config.checkpoint.keep_last=5",): "checkpoint.keep_last=5 says nothing",
+        ("--config.checkpoint.keep_last=5",): "checkpoint.keep_last=5 has no effect",
         ("--config.guard.rewinds=1",): "guard.rewinds=1",
         ("--config.data.valid=",): "data.valid",
     }.items():
