@@ -138,7 +138,7 @@ def test_a_run_that_was_begun_with_keys_that_say_nothing_goes_on(
 
     first, last = made_run(phased(""), needs).phases
     config = phased(" mask_rate=0.3")
-    with pytest.raises(UserError, match=r"^phases: mask_rate=0\.3 says nothing"):
+    with pytest.raises(UserError, match=r"^phases: mask_rate=0\.3 has no effect"):
         made_run(config, needs)
     begun = (replace(first, mask_rate=0.3), last)
     assert made_run(config, needs, past=begun, at=2).phases == begun

@@ -327,7 +327,7 @@ def test_an_operator_that_is_not_known(vocabulary):
         ("onnx", dict(quantize="int4"), "int8 alone"),
         ("onnx", dict(quantize="int8"), "needs --gate"),
         ("onnx", dict(gate="x"), "give --quantize=int8"),
-        ("hf", dict(vectors=True), "--vectors says nothing"),
+        ("hf", dict(vectors=True), "--vectors has no effect"),
     ],
 )
 def test_options(format, options, word):

@@ -338,5 +338,5 @@ def test_keys_that_say_nothing_are_refused(key, value):
     config = schema.base()
     config.data[key] = value
     half = make_half("pmlm", TOKENIZER, 64)
-    with pytest.raises(UserError, match=f"data.{key}={value} says nothing"):
+    with pytest.raises(UserError, match=f"data.{key}={value} has no effect"):
         resolve.check_keys(config, [half])
