@@ -61,8 +61,7 @@ def load(path: str, dtype: str = "float32", weights: str = "") -> "Model":
 
 
 def fit(config: Any, workdir: str, *, allow_config_change: bool = False) -> int:
-    """Train to the end of a config, resuming what
-    `workdir` holds, like `bertjax.train`.
+    """Train to the end of a config, or resume it, like the command `bertjax.train`.
 
     config: a ConfigDict, such as a config file's get_config returns. Returns 0. After
     an interrupt (KeyboardInterrupt) the same call resumes from the last checkpoint.

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answer rows with a finetuned model: python -m
-bertjax.predict --model=DIR --input=FILE|-
+"""Answer with a finetuned model: python -m bertjax.predict --model=DIR --input=FILE|-
 
 The input is a table with the columns that the model was finetuned on, without the
 label, or --columns=TEXT[,TEXT_PAIR]. It is TSV, CSV or JSON lines; standard input and

@@ -111,8 +111,7 @@ def badness(code: int) -> tuple[bool, bool, int]:
 def wait(
     processes: list[subprocess.Popen], grace: float, came: list[int]
 ) -> tuple[list[int], dict[int, str]]:
-    """Wait for all; return (hosts in the order of their
-    ends, state of those killed here).
+    """Wait for all; return (hosts in order of ending, states of those killed here).
 
     came: signals to pass on, which are removed from the list.
     """

@@ -225,8 +225,8 @@ class Server:
     def question_answering(self, row, text, found):
         """Return the best span of the context.
 
-        The answer is "" if the null score exceeds it by
-        more than the model's threshold.
+        The answer is "" if the null score exceeds its score by more than the model's
+        threshold.
         """
         inside = np.array([n == 1 for n in row.sequence_ids])
         size = len(row.ids)

@@ -191,8 +191,7 @@ def make_tables(
     counts: np.ndarray | None,
     say: Say = silent,
 ) -> Any:
-    """Build the tables of the vocabulary and of the training text's
-    counts [V] for masking.
+    """Build the tables that masking needs; counts: of the training text, [V].
 
     Reads data.similar, data.swap and data.mask_weights, and reports which words of the
     first two cannot be used.

@@ -128,13 +128,12 @@ def keep_vocabulary(config: ConfigDict, path: Any) -> None:
 
 
 def kept_sentences(config: ConfigDict) -> dict[str, Any]:
-    """Return {"sentences": how}: pretraining keeps the way its first
-    model embeds sentences.
+    """Return {"sentences": how the model that pretraining begins with embeds them}.
 
-    See interop/sentence_transformers.py. Returns {} for a task, which has its own way
-    or none; for models whose vectors need more than hidden states; and if nothing is
-    recorded. The length in a tokenizer's files is the model's, and pretraining may
-    continue with longer texts.
+    See interop/sentence_transformers.py; a checkpoint records it. Returns {} for a
+    task, which has its own way or none; for models whose vectors need more than hidden
+    states; and if nothing is recorded. The length in a tokenizer's files is the
+    model's, and pretraining may continue with longer texts.
     """
     from bertjax.models.pooling import POOLINGS  # needs jax
 
@@ -180,8 +179,10 @@ def _is_imported(path: Any) -> bool:
 
 
 def _differences(config: ConfigDict, path: Any) -> list[str] | None:
-    """Return what a run's model has instead of the config's values, as
-    "norm_position=post"; None if there is no run."""
+    """Return where a run's model differs from the config's, as "norm_position=post".
+
+    None if there is no run.
+    """
     try:
         meta = manifest.read_meta(manifest.resolve(path)[1])
     except FileNotFoundError:
@@ -197,8 +198,7 @@ def _has_generator(shapes: Iterable[str]) -> bool:
 
 
 class SavedParams:
-    """The parameters of a checkpoint, or their average, with an
-    imported model's interface."""
+    """A checkpoint's parameters, or their average, read like an imported model's."""
 
     def __init__(self, folder: Any) -> None:
         self.folder, self.leaves = folder, None

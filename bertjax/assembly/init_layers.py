@@ -26,9 +26,7 @@ def even_layers(depth: int, count: int) -> list[int]:
 
 
 def read_layers(text: str) -> list[int] | None:
-    """Parse init_layers: None for "even", otherwise ascending layer
-    numbers. Raises UserError.
-    """
+    """Parse init_layers: None for "even", otherwise numbers. Raises UserError."""
     if text == "even":
         return None
     parts = [part.strip() for part in text.split(",")]

@@ -93,8 +93,7 @@ def at_step(path: str, step: int | None) -> str:
 
 
 def find_checkpoint(path: str, flag: str, say: Say) -> tuple[Any, Any]:
-    """Return (workdir, checkpoint), or (directory, None) for another
-    library's directory.
+    """Return (workdir, checkpoint), or another library's (directory, None).
 
     Raises UserError naming `flag` if there is no intact one.
     """
@@ -252,8 +251,7 @@ def check_pretrained(opened: LoadedModel, what: str, then: str = "") -> None:
 
 
 def check_masked_lm(opened: LoadedModel, what: str, then: str = "") -> None:
-    """Refuse a model that fills no blanks: finetuned, or causal (it sees
-    nothing to the right).
+    """Refuse a model that fills no blanks, because it is finetuned or causal.
 
     what, then: as in `check_pretrained`. Raises UserError.
     """

@@ -99,8 +99,7 @@ def encoder_config(
 
 
 def id_streams(config: ConfigDict) -> dict[str, int]:
-    """Return the streams that the model embeds besides words,
-    {name: rows of its table}.
+    """Return the streams that a model embeds besides words: {name: table rows}.
 
     A stream of data.streams has as many rows as it may have values, and 2 more. Raises
     UserError for fewer.

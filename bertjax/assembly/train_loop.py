@@ -150,8 +150,7 @@ class TrainLoop(Loop):
             writer.close()
 
     def cost(self, step: int) -> tuple[int, float]:
-        """Return an update's slots (B x L, plus B x T of targets) and its
-        FLOPs, 0 if unknown."""
+        """Return an update's slots (B x L + B x T of targets) and FLOPs (or 0)."""
         phase = self.planned.course.at(step)
         flops = self.run.parts[phase.objective].objective.flops
         slots = phase.batch_size * count_slots(phase.specs)
@@ -236,8 +235,7 @@ class TrainLoop(Loop):
 
     @jax.transfer_guard("allow")
     def rewind(self) -> None:
-        """Go back to the last checkpoint before the skipped updates,
-        and skip their rows.
+        """Go back to the last checkpoint before skipped updates, and skip their rows.
 
         Raises RunError if there is none, or after guard.rewinds times.
         """

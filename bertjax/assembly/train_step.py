@@ -97,8 +97,7 @@ class Update(NamedTuple):
 
     @property
     def reads(self) -> Any:
-        """Shapes of all parameters that an objective reads: the
-        model's and a teacher's."""
+        """Shapes of all parameters that an objective reads, including a teacher's."""
         shapes = self.shapes.params, self.shapes.frozen
         return jax.eval_shape(frozen.join, *shapes)
 

@@ -358,8 +358,7 @@ class TrainingRun:
         return {KEY: self.teacher.sha256} if self.teacher else {}
 
     def trace_update(self) -> None:
-        """Trace an update; raise UserError with the line of a
-        part that does not fit."""
+        """Trace an update; raise UserError with the line of a part at fault."""
         name, o = self.config.objective, self.config.optim
         parts = f"objective={name}, optim.name={o.name}, optim.schedule={o.schedule}"
         with say_where(f"{parts}: an update cannot be made"):

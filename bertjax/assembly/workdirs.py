@@ -81,8 +81,7 @@ def check_workdir(path: Any, config: ConfigDict, allow_change: bool) -> None:
 
 
 def tell_of_lost(path: Any, config: ConfigDict) -> str:
-    """Explain that a workdir's run or sweep has lost its init_from,
-    and what that means.
+    """Explain that a workdir's run or sweep has lost its init_from.
 
     Returns "" if init_from exists, or nothing has begun.
     """
@@ -110,8 +109,7 @@ def tell_changes(changes: list[str], advice: str) -> str:
 
 
 def names_its_text(path: Any, config: ConfigDict) -> bool:
-    """Return whether a run trained on running text that this config
-    names in the same way.
+    """Return whether this config names a run's running text as the run did.
 
     It is False for a task, whose rows are read quickly, so that a
     changed table is noticed.

@@ -123,8 +123,7 @@ def _unknown_key(error: Exception, argv: Sequence[str]) -> str:
 
 
 def suggest(name: str, value: str = "") -> str:
-    """Suggest our key for another library's name or for a
-    key's last part, or return "".
+    """Suggest our key for another library's name or a key's last part, or return "".
 
     >>> suggest("num_train_epochs", "3")
     '; did you mean --config.total.epochs=3?'

@@ -50,8 +50,7 @@ def split_arg(
 
 
 def make_smoke(config: ConfigDict) -> ConfigDict:
-    """Shrink a config so that it runs in seconds on a
-    laptop; all keys can be overridden."""
+    """Shrink a config to seconds on a laptop; all keys can still be overridden."""
     config.batch_size = 8
     config.dtype = "float32"
     config.total = duration(steps=20)

@@ -63,8 +63,7 @@ def from_json(text: str, where: Any = "a run") -> ConfigDict:
 
 
 def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill the empty model keys and optim.power of a flat config
-    with the values they stand for."""
+    """Fill in the empty model keys and optim.power of a flat config."""
     part = {k[6:]: v for k, v in config.items() if k.startswith("model.")}
     filled = {f"model.{k}": v for k, v in in_effect(part).items()}
     if "optim.power" in config:

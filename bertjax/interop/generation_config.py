@@ -33,8 +33,7 @@ class GenerationSettings(NamedTuple):
     forced_eos_token_id: int | None = None
 
     def to_json(self) -> dict[str, int | list[int]]:
-        """Return the present settings for a JSON file; ids of ends
-        are one id or a list.
+        """Return the present settings for JSON; eos_token_id is one id or a list.
 
         >>> GenerationSettings(0, eos_token_id=(1,)).to_json()
         {'decoder_start_token_id': 0, 'eos_token_id': 1}

@@ -49,8 +49,7 @@ def tokenizer_folders(path: Any) -> list[Any]:
 
 
 def open_model(directory: Path, where: str) -> hf_read.Imported:
-    """Open any supported directory. Raises UserError, beginning with
-    `where` (flag=value)."""
+    """Open any supported directory. Raises UserError; `where` begins messages."""
     if _is_hf(directory):
         return hf_read.open_model(directory, where)
     if _is_pair(directory):

@@ -91,8 +91,7 @@ class Imported:
         return out
 
     def params(self) -> dict[str, Any]:
-        """Read all parameters: a nested dict of f32 arrays, each read
-        into its final place."""
+        """Read all parameters into their final places: a nested dict of f32 arrays."""
         heads = {head: {} for head in layout.bare_heads(self.family, self.cfg)}
         return layout.unflatten((p, self.read(p)) for p in self.leaves) | heads
 
@@ -240,8 +239,7 @@ def check_tensors(
 
 
 def _part_of(path: str) -> str:
-    """Return the unit that may be missing as a whole (a head or the
-    pooler), or a stack."""
+    """Return what may be missing as a whole (a head or the pooler), or a stack."""
     return "pooler" if "/pooler/" in path else path.split("/")[0]
 
 

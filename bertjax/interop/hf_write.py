@@ -117,8 +117,7 @@ def _write_json(path: Path, values: Mapping[str, Any]) -> None:
 def _adapt_embeddings(
     ours: dict[str, Any], cfg: EncoderConfig, written: EncoderConfig
 ) -> None:
-    """Change the token types and positions in `ours` from those of
-    `cfg` to `written`'s."""
+    """Adapt the token types and positions in `ours`, which are as in `cfg`."""
     if written.type_vocab_size and not cfg.type_vocab_size:
         types = np.zeros((written.type_vocab_size, cfg.embedding_width), np.float32)
         ours["encoder/embeddings/token_type"] = types

@@ -174,8 +174,7 @@ def open_tensors(directory: Path, where: str) -> dict[str, StoredTensor]:
 
 
 def read_json(path: Path, where: str, required: bool = True) -> dict[str, Any]:
-    """Return the object of a JSON file, {} if it is missing and not
-    `required`. Raises UserError."""
+    """Return a JSON file's object, {} if it may be missing. Raises UserError."""
     try:
         content = json.loads(path.read_text("utf-8"), parse_constant=_refuse)
     except FileNotFoundError:

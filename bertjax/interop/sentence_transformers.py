@@ -220,8 +220,8 @@ def read_projection(directory: Path, where: str) -> np.ndarray:
 def read_head(source: hf_read.Imported) -> dict[str, Any]:
     """Return parameters that embedding sentences needs besides the model's own.
 
-    That is the projection for kind multi_vector, and nothing for
-    others. Raises UserError.
+    That is the projection for kind multi_vector, and nothing for others. Raises
+    UserError.
     """
     if read(source.directory, source.where).kind != "multi_vector":
         return {}

@@ -157,8 +157,7 @@ def heads_of(paths: Iterable[str]) -> frozenset[str]:
 
 
 def bare_heads(family: Family, cfg: EncoderConfig) -> frozenset[str]:
-    """Return the heads that have no leaves, and are therefore always
-    present: {"mlm"} or none."""
+    """Return the heads without leaves, which are always there: {"mlm"} or none."""
     return frozenset() if cfg.has_head_parameters else heads_of(family.names) & {"mlm"}
 
 

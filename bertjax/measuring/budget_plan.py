@@ -66,8 +66,7 @@ def plan_budget(argv: Sequence[str], minutes: float, say: Say) -> dict[str, Any]
 
 
 def time_config(config: ConfigDict, seconds: float) -> dict[str, Any]:
-    """Time the step of a config: the mean over its phases, weighted by
-    their share of the run.
+    """Time the step of a config: the mean over phases, weighted by their share.
 
     seconds: to spend on measuring. Returns a row of plan_budget's sizes without the
     values that depend on the minutes; step_seconds and slots are those of a step.

@@ -142,8 +142,7 @@ class Target:
         return self.evaluations[objective]
 
     def state_parts(self) -> dict[str, int]:
-        """Return the bytes on a device of "parameters", "optimizer"
-        and, if any, "frozen".
+        """Return a device's bytes of "parameters", "optimizer" and, if any, "frozen".
 
         Frozen are parts of the model, and a teacher.
         """

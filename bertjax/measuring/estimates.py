@@ -46,9 +46,9 @@ def estimate_config(
     quick: bool = False,
     search: bool = True,
 ) -> dict[str, Any]:
-    """Return what `preflight --json` prints: the phase with the
-    largest memory, and all.
+    """Return what `preflight --json` prints.
 
+    It has all phases, and the values of the phase that needs the most memory.
     quick, search: see estimate. Raises UserError if config and
     topology do not go together.
     """
@@ -89,8 +89,7 @@ def run_estimate(
     phases: Sequence[Mapping[str, Any]],
     text: Sequence[Mapping[str, Any]] | None,
 ) -> dict[str, Any]:
-    """Return the number of updates in `total`, and their hours at the
-    estimated step time.
+    """Return the number of updates in `total`, and their hours by the estimate.
 
     Each is None if it is unknown: for a run with several phases, for epochs without
     text, for a time budget, and for a step without an estimate.
@@ -113,8 +112,7 @@ def run_estimate(
 def sample_text(
     config: ConfigDict, say: Say
 ) -> tuple[int, list[dict[str, Any]] | None]:
-    """Return the vocabulary's size, and how full the rows of
-    data.train are in each phase.
+    """Return the vocabulary's size, and how full rows of data.train are by phase.
 
     Without data.train the size is the config's own, and the list is None.
     """
@@ -224,8 +222,7 @@ def estimate(
 
 
 def memory_parts(target: Target, facts: Mapping[str, Any]) -> dict[str, float]:
-    """Split the memory of a device in GiB: state by its shardings,
-    the rest as compiled.
+    """Split a device's memory in GiB: the state by shardings, the rest as compiled.
 
     `batch` includes padding of the inputs by tiling. Without a full compilation
     everything but the state is one part, without the program's code.
@@ -291,8 +288,7 @@ def kernel_seconds(kernels: Sequence[Kernel], chip: Chip, share: float = 1.0) ->
 
 
 def _splash_flops(kernel: Kernel, share: float, own_dq: bool) -> float:
-    """Count 2 operations per element of each matrix product of
-    attention [..., H, L, K].
+    """Count 2 operations per element of each product of attention [..., H, L, K].
 
     With all keys a forward pass is 4 L^2 K H per row, and a backward pass 10 L^2 K H.
     """

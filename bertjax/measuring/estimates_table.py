@@ -82,8 +82,7 @@ SLICES = ("v5e:2x4", "v4:2x2x1", "v5p:2x2x1", "v6e:2x4", "tpu7x:2x2x1")
 
 
 def write(path: str, slices: str | None, quick: bool, say: Say) -> None:
-    """Write the table as a page; slices: comma-separated, by default
-    SLICES, FITS, MULTISLICE.
+    """Write the table as a page; slices: with commas, or SLICES, FITS and MULTISLICE.
 
     Times, which take minutes each, are for the slices in FITS; quick: only known times.
     These slices come first, and the page is written after each row. Earlier

@@ -221,8 +221,7 @@ def probe_section(probe: dict[str, Any], charts: list[dict[str, Any]]) -> str:
 def figures(
     titled: Sequence[tuple[str, dict[str, Any]]], charts: list[dict[str, Any]]
 ) -> str:
-    """Place charts that do not belong to runs, with titles and names;
-    append them to `charts`."""
+    """Place charts that are not of runs, with titles and names; extend `charts`."""
     boxes = ""
     for title, chart in titled:
         groups = {c.get("group", c["name"]): c["run"] for c in chart["curves"]}

@@ -52,8 +52,7 @@ class Run:
 
     @property
     def tokens(self) -> int | None:
-        """Real tokens up to that step, for a sweep those of one run;
-        None if not counted.
+        """Real tokens up to that step, for a sweep of one run; None if not counted.
 
         Runs of a sweep that ended early saw fewer.
         """

@@ -145,11 +145,7 @@ SPEED += ("data/wait_seconds", "data/fill", "perf/memory_gib")
 
 
 def speed(runs: Sequence[Run]) -> Table:
-    """List medians over logged rows, the share of time spent waiting
-    for data, and memory.
-
-    Memory is the maximum.
-    """
+    """List medians over logged rows, the share of waiting for data, and peak memory."""
     rows = []
     for run in runs:
         logged = {key: run.series[key].values for key in SPEED if key in run.series}

@@ -64,8 +64,7 @@ def score(args: Any, path: str, flag: str) -> Scores:
 
 
 def diversity(texts: list[str], right: tuple[str, ...]) -> dict[str, float]:
-    """Return distinct-n and the mean number of words, of `texts` and
-    of the human answers."""
+    """Return distinct-n and mean lengths in words of `texts` and the human answers."""
     found: dict[str, float] = {"answers": len(texts)}
     found |= {name: share(texts) for name, share in SHARES.items()}
     found["words"] = float(np.mean([len(words_of(text)) for text in texts]))

@@ -57,12 +57,11 @@ def correlation_half_width(a: np.ndarray, b: np.ndarray, ranked: bool) -> float 
 
 
 def _shares_below(x: np.ndarray) -> tuple[np.ndarray, Callable]:
-    """Return for each value the share of values below it (equal ones
-    count half), and push.
+    """Return the share of values below each value, and a function `push`.
 
-    push(g) returns for each value the mean of g, f64 [n], over all values above
-    it, with half of g for equal values: how much the sum of g times the shares
-    grows with that value.
+    Equal values count half. push(g), of f64 [n], returns for each value the mean of g
+    over all values above it, with half of g for equal values: how much the sum of g
+    times the shares grows with that value.
     """
     _, at, count = np.unique(x, return_inverse=True, return_counts=True)
     shares = (np.cumsum(count) - count / 2)[at] / len(x)

@@ -60,8 +60,7 @@ class Layout(NamedTuple):
 
 
 class Text(NamedTuple):
-    """A document: its ids i32 [n] without special ones; its numbers of
-    characters and bytes."""
+    """A document: ids i32 [n], no special ones; its characters and bytes."""
 
     ids: np.ndarray
     characters: int

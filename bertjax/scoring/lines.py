@@ -27,8 +27,7 @@ class Line(NamedTuple):
 
 
 def read_lines(value: str) -> Iterator[Line]:
-    """Yield the lines of --text: comma-separated paths or patterns,
-    also compressed files.
+    """Yield the lines of the files in --text, which may be patterns or compressed.
 
     Raises UserError that names what is missing, damaged or not UTF-8.
     """

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compute pseudo-log-likelihoods: the sum of ln p of each token
-while only it is hidden.
+"""Compute pseudo-log-likelihoods: the sum of ln p of each token hidden alone.
 
 Salazar et al. 2020. The variant "within_word" also hides the later pieces of the
 token's word (PLL-word-l2r of Kauf and Ivanova 2023), so that long words whose end
@@ -68,8 +67,7 @@ def score_texts(
 
 
 def find_words(ids: Sequence[int], starts: np.ndarray) -> np.ndarray:
-    """Number the word of each token from 1; `starts` [V] tells which
-    tokens begin a word.
+    """Number each token's word from 1; `starts` [V]: which tokens begin a word.
 
     >>> find_words([7, 8, 7], starts)  # 8 is a ##piece
     array([1, 1, 2])

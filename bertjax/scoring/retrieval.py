@@ -38,8 +38,7 @@ class Retriever(NamedTuple):
     batch_size: int
 
     def index(self, collection: Collection) -> tuple[search.Index, search.Index]:
-        """Return the vectors of queries and of passages; report how
-        many texts were cut."""
+        """Return vectors of queries and of passages; report how many texts were cut."""
         queries, passages = collection.queries, collection.passages
         others = self.model.of_passages()
         if others.how == self.model.how:
@@ -159,8 +158,7 @@ def of_width(
     collection: Collection,
     dot: bool = False,
 ) -> dict[str, float]:
-    """Score the first `width` numbers of each vector; dot: by inner
-    products, not angles."""
+    """Score the first `width` numbers of vectors; dot: by inner product, not angle."""
     parts = (embed_texts.narrow(x.vectors, width, not dot) for x in (queries, texts))
     asking, index = (search.Dense(part) for part in parts)
     found, _ = index.search(asking, collection.own, search_measures.DEEPEST)

@@ -41,8 +41,7 @@ class Hiding(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """One row per token: the inputs of encoder and decoder, and the
-    token to write next.
+    """One row per token: inputs of encoder and decoder, and the token to write.
 
     The ids of a row are made on demand, because all rows of a long text have its length
     squared. texts: ids; text, at, end: i64 [n], the token's text, its position, and the

@@ -182,8 +182,7 @@ def find_scorers(is_decoder: bool, learnt: Sequence[str]) -> list[str]:
 
 
 def fills_masks(able: Sequence[str]) -> bool:
-    """Return whether a model with these scorers predicts masked
-    tokens, in place or not."""
+    """Return whether a model with these scorers predicts masked tokens."""
     return not {"pll", "mntp"}.isdisjoint(able)
 
 

@@ -55,8 +55,9 @@ def score(args: Any, path: str, flag: str) -> Scores:
 def read_pairs(
     value: str, key: str, columns: Mapping[str, str]
 ) -> tuple[list[str], np.ndarray]:
-    """Read the tables of a flag; return (first texts, then second
-    texts; scores f64 [n]).
+    """Read the tables of a flag; return (texts [2 n], scores f64 [n]).
+
+    The first texts of all pairs come before the second ones.
 
     columns: as COLUMNS. Reports how many texts are empty. Raises UserError that names
     file and line for what is not such a table, and if all scores are the same.

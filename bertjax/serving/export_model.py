@@ -30,8 +30,7 @@ class Options(NamedTuple):
 
 
 def check_options(format: str, options: Options) -> None:
-    """Refuse flags that a format does not use, before reading a
-    model. Raises UserError."""
+    """Refuse flags that a format does not use. Raises UserError."""
     for name in ("batch_sizes", "lengths") if format != "stablehlo" else ():
         if getattr(options, name):
             raise UserError(f"--{name} needs --format=stablehlo: leave it out")

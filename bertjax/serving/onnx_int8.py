@@ -17,11 +17,9 @@ NARROW = 16  # matrices with fewer columns stay unchanged, such as a task's clas
 
 
 def quantize(graph: Graph) -> None:
-    """Replace matrices in products, and tables whose rows are
-    gathered, by 8-bit weights.
+    """Quantize the matrices of products, and tables that are gathered, to 8 bits.
 
-    Changes the graph in place; norms, biases, positions and narrow
-    heads stay unchanged.
+    Changes the graph in place, but not norms, biases, positions and narrow heads.
     """
     replaced: dict[int, Value] = {}
     tables: dict[int, tuple[Value, Value]] = {}

@@ -36,8 +36,7 @@ SHORTEST, RATIO = 32, 4  # of the default lengths
 
 
 def default_lengths(longest: int) -> list[int]:
-    """Return the default lengths of programs: 32, 128 and 512, up to
-    the model's longest.
+    """Return the default lengths: 32, 128 and 512, up to the model's longest.
 
     >>> default_lengths(8192), default_lengths(100), default_lengths(20)
     ([32, 128, 512], [32, 100], [20])

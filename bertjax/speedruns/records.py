@@ -87,8 +87,7 @@ def measure(path: Path, track: Track) -> dict[str, Any]:
 
 
 def summarise(records: Sequence[Record], track: Track) -> dict[str, Any]:
-    """Return the mean and spread of each score over seeds, and whether
-    targets are reached.
+    """Return each score's mean and spread over seeds, and whether targets are met.
 
     reached: whether the mean is better than the track's target with p < 0.01, by
     a one-sided t test over the seeds; None for fewer than SEEDS, without a
@@ -124,8 +123,7 @@ def p_against(values: Sequence[float], target: float, better: str) -> float | No
 
 
 def compare(ours: Sequence[Record], theirs: Sequence[Record]) -> dict[str, Any]:
-    """Return for each score the difference of the means and its
-    p-value (Welch's t test).
+    """Return each score's difference of means and p-value (Welch's t test).
 
     The p-value is one-sided, for ours being no better; None if neither side has a
     spread. Raises UserError for a single seed.

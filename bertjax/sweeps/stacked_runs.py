@@ -55,8 +55,7 @@ def over_runs(
 
 
 class Programs(NamedTuple):
-    """The jitted programs that train a group of n runs; axis 0 of all
-    arrays is the runs'.
+    """The jitted programs that train a group of n runs; axis 0 is always the runs'.
 
     begin(seeds i32 [n]) -> states; advance(states, batches, seeds, rates f32 [n]) ->
     (states, metrics), with the states donated; evaluate(parameters, batch) -> sums,
@@ -182,8 +181,7 @@ def score(
     groups: Sequence[Any],
     batches: Iterable[Mapping[str, Any]],
 ) -> list[tuple[dict[str, float], list[dict[str, np.ndarray]]]]:
-    """Evaluate every run on the same batches; return (means of the
-    terms, outputs) of each.
+    """Evaluate every run on the same batches: (means of terms, outputs) of each.
 
     evaluate(params of a group, batch) -> sums with a leading axis for the runs.
     """

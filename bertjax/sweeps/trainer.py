@@ -73,8 +73,7 @@ class SweepLoop(Loop):
         self.tokens: list[int] | None = [0] * len(runs)
 
     def start(self, at_once: int | None) -> int:
-        """Divide the runs into groups; begin, or resume after the
-        step that is returned.
+        """Divide the runs into groups; return the step to resume after, 0 to begin.
 
         Raises UserError, also if a saved sweep began with another number at once.
         """
@@ -230,8 +229,7 @@ class SweepLoop(Loop):
         self.groups.save({**self.facts, **meta})
 
     def write_best(self, found: dict[str, Any], overrides: dict[str, Any]) -> None:
-        """Write the best run as a workdir, and finally sweep.json,
-        which marks it as done.
+        """Write the best run as a workdir, and finally sweep.json, which marks the end.
 
         found: the content of sweep.json. The best run may be one of the runs that these
         joined; it is written already. overrides: what the command line changed.
