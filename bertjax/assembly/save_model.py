@@ -142,7 +142,8 @@ def write_hf(
             *kinds,
             has_bare_texts=model.has_bare_texts,
         )
-        # sentence-transformers uses mean pooling for any model, so that needs no files.
+        # sentence-transformers pools any model by the mean, so causal and seq2seq
+        # models need its files only for another pooling.
         has_own = pooled != Sentences(longest=pooled.longest)
         if sentences and (has_own or not any(kinds)):
             most = longest if pooled.kind == CROSS else cfg.max_length

@@ -100,8 +100,8 @@ def data_keys() -> dict[str, Any]:
         # mixture have names: wiki=a.txt,novels=b.txt or *=langs/*.txt
         train="",
         valid="",  # in the same form; the names are those of the validation sets
-        # Triples: files with names and texts of entities
-        # and relations (id, name, text).
+        # Triples: files with names and texts of entities and relations, as id, name and
+        # text.
         entities="",
         text_field="text",  # the text's field in JSON lines, tables, Parquet, tfds
         group_field="",  # field (language, domain) that splits text into components
@@ -127,7 +127,7 @@ def data_keys() -> dict[str, Any]:
         tokenizer="unigram",  # type of a trained one; or bpe, wordpiece, byte_bpe
         # Sentinels <extra_id_0>, ... to add to a vocabulary that has none (T5: 100).
         extra_ids=0,
-        # Empty: as its files say; a trained tokenizer lower-cases, except byte_bpe.
+        # Empty: as the tokenizer's files say; trained ones lower-case, except byte_bpe.
         lower_case=placeholder(bool),
         length=128,
         engine="tf",  # or python: the same batches without TensorFlow
@@ -153,7 +153,7 @@ def data_keys() -> dict[str, Any]:
         swap="",  # file of pairs of words to exchange in half of the rows
         # File of weights for choosing pieces (evaluate --mask_weights writes it).
         mask_weights="",
-        # slots per row; empty: ceil(rate * length), or the preset's
+        # Slots for masked tokens in a row; empty: ceil(rate * length), or the preset's.
         max_predictions=placeholder(int),
         # objective=denoise: the corruptions of a text, in order (docs/data.md); empty:
         # BART's, permute,infill:poisson:3.5:0.3:0.1.
@@ -177,13 +177,13 @@ def task_keys() -> dict[str, Any]:
         # retrieve, splade, colbert: scores are divided by this before the softmax (0.05
         # suits cosines, 1 the other two).
         temperature=0.05,
-        # The most given negatives per query in a row.
+        # At most so many of a query's listed negatives are in a row.
         negatives=1,
         # Share of margin MSE against a teacher's scores (column scores) in the loss.
         margin_weight=0.0,
         # Encode a batch in this many parts, one after the other, to save memory.
         chunks=1,
-        # retrieve: vectors of texts.
+        # retrieve: how a text becomes a vector.
         pooling="mean",  # mean over all tokens, or cls: the first token
         normalize=True,
         widths="",  # 32,64: also train the first 32 and 64 numbers of a vector
@@ -200,8 +200,7 @@ def task_keys() -> dict[str, Any]:
         # empty: passages keep the scores of the file, and the retriever does not train.
         passages=5,
         index="",
-        # rag: whether one passage explains a whole target
-        # or each token: sequence, token.
+        # rag: one passage explains a whole target (sequence) or each token (token).
         marginal="sequence",
         # span: pieces between the starts of successive rows of a context;
         # span, read: pieces of the longest question (longer ones are cut) and
@@ -214,9 +213,9 @@ def task_keys() -> dict[str, Any]:
         target_length=64,
         num_beams=1,
         length_penalty=1.0,
-        # complete: the most relations in a path; 1: triples alone. answers: above 1, a
-        # question appears once per epoch for every so many of its right answers,
-        # weighted as their triples would be; 1: once per triple.
+        # complete: the most relations in a path; 1: triples alone. answers: with N > 1
+        # a question appears once per epoch for every N of its right answers, and weighs
+        # as much as their triples; with 1 it appears once per triple.
         paths=1,
         answers=1,
         # mlmlm: whether the text about an entity follows its name; how many pieces of

@@ -106,7 +106,7 @@ def read_sets(
     prepared_text.settle_cache(lm.config, cli.say)
     cache = os.fspath(open_cache(data.cache).root)
     fields = {"text_field": data.text_field}
-    if not args.text:  # --text is read independently of the run's fields
+    if not args.text:  # the run's code and streams do not apply to --text
         streams = ",".join(read_streams(data.streams))
         fields |= {"code_field": data.code_field, "streams": streams}
     for name, part in named_sources(value, key).items():

@@ -128,8 +128,7 @@ class SweepLoop(Loop):
             raise Stopped(self.stop.number)
 
     def batch(self, at: int) -> dict[str, np.ndarray]:
-        """Build the batch of a step: rows of all runs, with one run
-        per index of axis 0."""
+        """Build the batch of a step; axis 0 is the runs'."""
         rows = {seed: run.course.batch(at) for seed, run in self.planned.items()}
         seeds = [seed for seed, _ in self.groups.filled]
         names = rows[seeds[0]]
