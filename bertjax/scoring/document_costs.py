@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read the documents that language models are scored on, and add up their costs.
 
-The scored text depends only on the text and the flags: models of any objective, plan,
-length and tokenizer are compared on the same documents, by bits per character.
+The scored text depends only on the files, data.text_field and the flags: models of any
+objective, plan, length and tokenizer are compared on the same documents, by bits per
+character.
 """
 
 import math

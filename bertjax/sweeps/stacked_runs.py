@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def stack(tree: Any) -> Any:
-    """Add a leading, unsplit axis to shardings, or to shapes with shardings."""
+    """Add a leading axis that is not split to a tree of shardings."""
 
     return jax.tree.map(
         lambda leaf: NamedSharding(leaf.mesh, PartitionSpec(None, *leaf.spec)), tree
