@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
     if args.format in FORMATS:
         return serve(target, model, f"--from={source}", args, options)
     if missing := getattr(model.checkpoint, "missing", ()):
-        cli.say(f"missing in the files: {', '.join(missing)}")
+        cli.say(f"not in the files: {', '.join(missing)}")
     read = functools.partial(model.read_params, weights=args.weights)
     if args.add_words:
         model, read = add_words(args.add_words, read, model)
@@ -114,7 +114,9 @@ def read_sizes(values: list[str] | None, flag: str) -> list[int]:
     """Return the numbers of a flag, sorted. Raises UserError."""
     sizes = [int(text) if text.isdecimal() else 0 for text in values or ()]
     if any(size < 1 for size in sizes):
-        raise UserError(f"{flag}={','.join(values or ())}: give numbers, as in 8,32")
+        raise UserError(
+            f"{flag}={','.join(values or ())}: give whole numbers, such as 8,32"
+        )
     return sorted(sizes)
 
 

@@ -162,7 +162,7 @@ def read_input(
         bare = form is None and "\t" not in text and text.lstrip()[:1] != "{"
         if not bare or task_type.parse_lines is None or len(columns) > 1:
             raise
-        raise UserError(f"{e}; --format=text reads a text a line") from e
+        raise UserError(f"{e}; --format=text reads one text per line") from e
     read = [row for part in found for row in part] if form else next(iter(found), [])
     if not read:
         raise UserError(f"--input={name}: there are no rows")

@@ -90,7 +90,7 @@ def plan_minutes(argv: Sequence[str]) -> int:
         )
     for name in ("topology", "table", "quick"):
         if getattr(args, name):
-            raise UserError(f"--{name} is of TPUs: leave it out with --budget_minutes")
+            raise UserError(f"--{name} is for TPUs: leave it out with --budget_minutes")
     os.environ["JAX_PLATFORMS"] = "cpu"
     keep_freed_memory()  # as bertjax.train does
     from bertjax.measuring import budget_plan

@@ -98,7 +98,9 @@ def check_effects(args: Any, kind: str) -> None:
     if kind != "label":
         raise UserError(f"{mode} is about texts and their --label, not --{kind}")
     if args.treated and not args.concept:
-        raise UserError("--treated needs --concept, the column that it has unlearnt")
+        raise UserError(
+            "--treated needs --concept, the column of the unlearned concept"
+        )
     for name in OF_LAYERS:
         if args[name].present:
             raise UserError(f"--{name} has no effect with {mode}: leave it out")

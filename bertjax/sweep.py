@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
     stop.install()
     args = command_line.parse(argv, FLAGS, __doc__)
     if not args.workdir:
-        raise UserError("--workdir is missing: the directory the sweep lives in")
+        raise UserError("--workdir is missing: the directory of the sweep")
     path = manifest.local_workdir(args.workdir)
     given = part_arguments(argv)[0]
     try:
@@ -112,7 +112,7 @@ def read_rates(given: Sequence[str]) -> list[float]:
     with contextlib.suppress(ValueError):
         rates = [float(word) for word in given]
     if not rates or len({r for r in rates if 0 < r < 1e3}) < len(rates):
-        raise UserError(f"--lrs={','.join(given)}: different numbers above 0, please")
+        raise UserError(f"--lrs={','.join(given)}: give different numbers above 0")
     return rates
 
 

@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     stop.install()
     args = command_line.parse(argv, FLAGS, __doc__)
     if not args.workdir and not args.dry_run:
-        raise UserError("--workdir is missing: the directory the run lives in")
+        raise UserError("--workdir is missing: the directory of the run")
     with Watch(args.config.hosts.timeout) as watch:
         stop.leave = watch.leave
         given = {name: args[name].value for name in FLAGS}

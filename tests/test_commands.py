@@ -155,7 +155,7 @@ def test_init_from(command, arguments, trained, tmp_path):
     more = ["--config.objective=mlm", "--config.total.steps=2"]
     more += [f"--config.init_from={trained}", f"--workdir={workdir}"]
     done = succeeded(command("train", *arguments, *more))
-    assert "there and not taken: encoder/pooler/bias" in done.stderr
+    assert "in it, not used: encoder/pooler/bias" in done.stderr
     assert train_losses(workdir)[0] < train_losses(trained)[3]
 
 
@@ -454,7 +454,7 @@ def test_a_checkpoint_of_another_model(command, arguments, trained, tmp_path):
     more = ["--config.model.hidden_size=64", "--config.total.steps=13"]
     more += ["--allow_config_change", f"--workdir={workdir}"]
     done = command("train", *arguments, *more)
-    refused(done, "checkpoints/12 is of another model")
+    refused(done, "checkpoints/12 is another model")
 
 
 @pytest.mark.parametrize("place", ["run", "run/below", "run/checkpoints"])

@@ -183,7 +183,7 @@ def test_what_is_refused(flags, key, said):
 def test_what_other_commands_say_of_a_model_of_answers(workdir):
     model = bertjax.load(str(workdir))
     for function in (model.fill_mask, model.score):
-        with pytest.raises(UserError, match="has learnt to answer conversations"):
+        with pytest.raises(UserError, match="was trained to answer conversations"):
             function(["how many is [MASK] ?"])
     with pytest.raises(UserError, match=r"embeds ids .*role:32,turn:32"):
         make_served(model, "the model")

@@ -111,7 +111,10 @@ def test_guesses_can_be_read_and_fill_the_text(kind):
 @pytest.mark.parametrize(
     ("objective", "why"),
     [
-        ("splade", "its masked-LM head has learnt weights of terms instead of guesses"),
+        (
+            "splade",
+            "its masked-LM head was trained for term weights, not for predictions",
+        ),
         ("colbert", "has no masked-LM head"),
     ],
 )

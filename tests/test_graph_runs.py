@@ -160,7 +160,7 @@ def test_a_masked_lm_spells_entities(command, graph, vocabulary, tmp_path, capsy
     (tmp_path / "q.tsv").write_text("town 5\tlies_in\t?\na new town\tlies_in\t?\n")
     predict.main([f"--model={workdir}", f"--input={tmp_path}/q.tsv"])
     found = capsys.readouterr()
-    assert "1 entity in no triple that was learnt from: a new town\n" in found.err
+    assert "1 entity in no training triple from: a new town\n" in found.err
     rows = [json.loads(line) for line in found.out.splitlines()]
     assert len(rows) == 2
     for row in rows:

@@ -64,7 +64,7 @@ def test_a_head_is_taken_with_its_labels(first, labels, kept):
     taken = init_from.take(str(path), tokenizer, asked, said.append, {"labels": labels})
     jax.tree.map(np.testing.assert_array_equal, taken["encoder"], there["encoder"])
     assert ("classify" in taken) == kept
-    others = "its labels are others, so their head begins anew"
+    others = "it has other labels, so the head is newly initialized"
     assert any(others in line for line in said) != kept
     assert any("initialised: classify/" in line for line in said) != kept
     if kept:
@@ -77,7 +77,7 @@ def test_pretraining_goes_on_with_model_and_vocabulary_of_a_run(trained, capsys)
     assert config.data.vocab == str(trained / "tokenizer")
     sizes = in_effect(config.model.to_dict())
     assert (sizes["hidden_size"], sizes["num_hidden_layers"]) == (32, 2)
-    assert "its model is taken, not the config's (" in capsys.readouterr().err
+    assert "its architecture is used, not the config's (" in capsys.readouterr().err
     # What the command line says stays.
     more = ["--config.data.vocab=own.txt", "--config.model.hidden_act=relu"]
     config = command_line.parse([*given, *more]).config
@@ -103,7 +103,7 @@ def test_a_masked_lm_becomes_electras_discriminator(tmp_path):
     tokenizer = SimpleNamespace(identity="t")
     taken = init_from.take(str(tmp_path), tokenizer, asked, said.append, {})
     jax.tree.map(np.testing.assert_array_equal, taken, {"encoder": there["encoder"]})
-    assert any("the generator begins anew" in line for line in said)
+    assert any("the generator is newly" in line for line in said)
 
 
 def test_pretraining_keeps_how_vectors_of_sentences_are_made(tmp_path):

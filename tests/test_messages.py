@@ -227,7 +227,7 @@ def test_another_config(tmp_path):
     assert str(caught.value).endswith(
         "another config: accumulate: 1 -> 2; batch_size: 8 -> 16; data.alpha: None -> "
         "0.5; data.length: 64 -> 32; optim.lr: 0.001 -> 1.0; and 2 more; take another "
-        "workdir, or --allow_config_change to go on with this one"
+        "workdir, or --allow_config_change to continue this one"
     )
     workdirs.check_workdir(tmp_path, made, allow_change=True)
     assert [p.name for p in tmp_path.iterdir()] == ["config.json"]

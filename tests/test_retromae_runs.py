@@ -66,7 +66,7 @@ def test_a_retriever_begins_from_it(run, tmp_path, capsys):
     capsys.readouterr()
     train.main(given)
     said = capsys.readouterr().err
-    assert "there and not taken: " in said and "retromae/layers/mlp" in said
+    assert "in it, not used: " in said and "retromae/layers/mlp" in said
     assert "missing" not in said
 
 

@@ -51,8 +51,8 @@ def finetuned(command, wanted, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("finetuned") / "run"
     said = succeeded(command("train", *wanted, f"--workdir={workdir}")).stderr
     # The head over the vocabulary is that of the pretrained run.
-    assert "missing there" not in said and "parameters matched" in said
-    assert "there and not taken: encoder/pooler" in said
+    assert "newly initialized" not in said and "parameters matched" in said
+    assert "in it, not used: encoder/pooler" in said
     return workdir
 
 
@@ -138,7 +138,7 @@ def test_a_pseudo_masked_run_writes_and_keeps_its_best(
     given += [f"--config.init_from={pretrained}", "--config.task.metrics=exact"]
     given += ["--config.eval.every.steps=30", "--config.checkpoint.every.steps=30"]
     said = succeeded(command("train", *given, f"--workdir={workdir}")).stderr
-    assert "missing there" not in said and "parameters matched" in said
+    assert "newly initialized" not in said and "parameters matched" in said
     rows = [row for row in read_rows(workdir) if "eval/valid/exact" in row]
     exact = {row["step"]: row["eval/valid/exact"] for row in rows}
     assert sorted(exact) == [30, 60, 90, 120] and max(exact.values()) > 0.5

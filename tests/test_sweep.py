@@ -317,7 +317,7 @@ def test_the_best_evaluation_is_kept(wanted, tmp_path, monkeypatch, capsys):
     assert len({row["step"] for row in found["runs"]}) == 2  # they end one by one
     mine = json.loads((path / "run.json").read_text())
     assert mine["best"]["value"] == found["best"]["classify_loss"]
-    assert "ends here (eval.patience): step" in told(capsys)
+    assert "ends early (eval.patience): step" in told(capsys)
     assert run(worse, path, runs=runs) == json.loads(
         (path / workdir_kinds.RESULTS).read_text()
     )

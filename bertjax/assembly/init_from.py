@@ -64,7 +64,7 @@ def follow_init_from(config: ConfigDict, overrides: Container[str] = ()) -> None
         return
     if other:
         cli.say(
-            f"init_from={config.init_from}: its model is taken, not the config's "
+            f"init_from={config.init_from}: its architecture is used, not the config's "
             f"({', '.join(other[:3])})"
         )
     # No output here: `take` reports which checkpoint it is.
@@ -255,13 +255,14 @@ def take(
     heads = tuple(f"{part}/" for part in params if wanted and part != "encoder")
     fresh = heads if known and known != wanted else ()
     if fresh:
-        say(f"init_from={path}: its labels are others, so their head begins anew")
+        say(f"init_from={path}: it has other labels, so the head is newly initialized")
     part = params_part(source)
     whole = source if isinstance(source, hf_read.Imported) else SavedParams(source)
     if "generator" in params and not _has_generator(whole.describe()):
         # The head for masked tokens is the generator's, which has another width.
         say(
-            f"init_from={path}: it becomes the discriminator; the generator begins anew"
+            f"init_from={path}: it becomes the discriminator; the generator is newly "
+            "initialized"
         )
         fresh = ("mlm/",)
     if layers:

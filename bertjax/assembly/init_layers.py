@@ -32,7 +32,7 @@ def read_layers(text: str) -> list[int] | None:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):
         raise UserError(
-            f"init_layers={text} is neither even nor numbers of layers, such as "
+            f"init_layers={text} is neither 'even' nor layer numbers, such as "
             "0,2,4,7,9,11"
         )
     return [int(part) for part in parts]

@@ -241,9 +241,9 @@ def check_pretrained(opened: LoadedModel, what: str, then: str = "") -> None:
         command = "embed" if task_type.makes_vectors else "predict"
         why = "has no masked-LM head"
         if parse(objective)[0].name == "splade":
-            why = "its masked-LM head has learnt weights of terms instead of guesses"
+            why = "its masked-LM head was trained for term weights, not for predictions"
         elif task_type.token_head or task_type.masks:
-            why = "its masked-LM head answers rows of its task alone"
+            why = "its masked-LM head was trained for the rows of its task only"
         raise UserError(
             f"{what} was finetuned (objective={objective}) and {why}; "
             f"{then or f'bertjax.{command} uses such models'}"
@@ -274,7 +274,7 @@ def check_encoder(opened: LoadedModel, what: str) -> None:
     learnt = [parse(name or opened.config.objective) for name in names]
     if {part.name for parts in learnt for part in parts} <= CAUSAL:
         raise UserError(
-            f"{what} learnt to predict the next token (objective="
+            f"{what} was trained to predict the next token (objective="
             f"{opened.config.objective}), and fills no blanks"
         )
 
@@ -283,7 +283,7 @@ def refuse_answers(opened: LoadedModel, what: str) -> None:
     """Refuse a dialogue model, which knows only conversations. Raises UserError."""
     if opened.config.data.plan == "turns":
         raise UserError(
-            f"{what} has learnt to answer conversations alone: bertjax.generate has it "
+            f"{what} was trained to answer conversations only: bertjax.generate has it "
             "do so, and bertjax.evaluate without --what scores its answers"
         )
 

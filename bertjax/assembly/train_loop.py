@@ -298,9 +298,7 @@ class TrainLoop(Loop):
                 score = hosts.from_primary(scores[best.metric])
                 best.scores.append((state.step, score))
             if best.out_of_patience:
-                self.log(
-                    f"step {state.step}: the run ends (eval.patience): {best.best}"
-                )
+                self.log(f"step {state.step}: ended early (eval.patience): {best.best}")
                 state.total = state.step
             self._flush()
         return True

@@ -381,7 +381,7 @@ class TrainingRun:
             rates = (str(phase.mask_rate) for phase in self.batches.phases)
             ramps = [f"mask_rate={x}" for x in dict.fromkeys(rates) if ":" in x]
             if any("concept_labels" in stage.specs for stage in course.stages):
-                ramps.append("the strength with which concepts are unlearnt")
+                ramps.append("the strength of the gradient reversal")
             how = config.budget_minutes, total, config.budget_clock, ramps
             log(describe_budget(*how))
         with jax.set_mesh(mesh):

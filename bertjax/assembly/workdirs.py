@@ -75,7 +75,7 @@ def check_workdir(path: Any, config: ConfigDict, allow_change: bool) -> None:
         lost = tell_of_lost(path, config)
         if lost and any(change.startswith("model.") for change in changes):
             raise UserError(lost)
-        advice = "take another workdir, or --allow_config_change to go on with this one"
+        advice = "take another workdir, or --allow_config_change to continue this one"
         detail = tell_changes(changes, advice)
         raise UserError(f"--workdir={path} holds a run of another config{detail}")
 

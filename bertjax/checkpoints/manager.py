@@ -141,7 +141,7 @@ class Checkpoints:
         for name in sorted({*theirs, *ours}):
             if theirs.get(name) != ours.get(name):
                 raise UserError(
-                    f"{folder} is of another model: {name} has shape "
+                    f"{folder} holds another model: {name} has shape "
                     f"{theirs.get(name)} there, {ours.get(name)} here"
                 )
         if _shapes(saved["params"]) != _shapes(abstract.params):
@@ -156,7 +156,7 @@ class Checkpoints:
             item["opt_state"] = first
         elif moments != _shapes(abstract.opt_state):
             raise UserError(
-                f"{folder} is of another optimizer, whose moments fit no other: keep "
+                f"{folder} has the state of another optimizer: keep "
                 "optim.name and optim.clip, or begin another workdir with "
                 f"--config.init_from={self.workdir}"
             )
@@ -326,9 +326,9 @@ def warm_start(
         raise UserError(f"init_from={folder} has {odd}, the config has not")
     say(f"init_from={folder}: {len(here) - len(missing)} parameters matched")
     if missing:
-        say(f"missing there, initialised: {', '.join(missing)}")
+        say(f"not in it, newly initialized: {', '.join(missing)}")
     if unexpected:
-        say(f"there and not taken: {', '.join(unexpected)}")
+        say(f"in it, not used: {', '.join(unexpected)}")
     wanted = _without(abstract, missing)
     return (
         place(wanted, folder.read) if foreign else restore_params(folder, wanted, part)

@@ -152,7 +152,7 @@ def problem(folder: Any) -> str | None:
     if record["format"] > FORMAT:
         raise UserError(
             f"{folder} has format {record['format']}, this version reads up to "
-            f"{FORMAT}: a later bertjax wrote it, install that"
+            f"{FORMAT}: it was written by a later bertjax, install that one"
         )
     sums = dict(record["sha256"])
     present = files(folder)

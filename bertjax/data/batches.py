@@ -255,7 +255,7 @@ class Course:
             what = stage.features.describe()
             rows = counted(stage.batch_size, "row")
             yield (
-                f"from step {stage.start:,}: {rows} a step, of {stage.n:,}, "
+                f"from step {stage.start:,}: {rows} of {stage.n:,} per step, "
                 f"each of {stage.length} tokens" + f", {what}" * bool(what)
             )
 

@@ -83,8 +83,8 @@ def fill_texts(
 
     if model.block and options.block not in (None, model.block):
         raise UserError(
-            f"--block={options.block}: this model has learnt blocks of {model.block} "
-            "tokens, and fills these: leave it out"
+            f"--block={options.block}: this model was trained with blocks of "
+            f"{model.block} tokens: leave it out"
         )
     rows = [make_row(model, text, options) for text in texts]
     order = Order(

@@ -104,7 +104,7 @@ class Imported:
         matched = f"{len(self.leaves)} parameters matched"
         say(f"{self.where}: {self.family.model_type}, {shape}; {matched}")
         if self.unexpected:
-            say(f"in the files and not used: {join_names(self.unexpected, 12)}")
+            say(f"in the files, not used: {join_names(self.unexpected, 12)}")
 
 
 def open_model(directory: Path, where: str) -> Imported:

@@ -128,7 +128,7 @@ def describe_size(row: dict[str, Any]) -> str:
         f"{row['config']}: {row['parameters'] / 1e6:.1f} M parameters, "
         f"{counted(row['layers'], 'layer')} of {row['width']}, "
         f"{counted(row['batch_size'], 'row')} of "
-        f"{row['length']} tokens, {1e3 * row['step_seconds']:.0f} ms a step: "
+        f"{row['length']} tokens, {1e3 * row['step_seconds']:.0f} ms per step: "
         f"{counted(row['steps'], 'step')}, {row['tokens'] / 1e6:,.1f} M tokens, "
         f"{row['tokens_per_parameter']:.1f} a parameter of the layers"
     )

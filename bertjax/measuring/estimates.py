@@ -180,7 +180,7 @@ def estimate(
     state = sum(parts.values())
     eval_fits = eval_gib = None
     if state > chip.hbm_bytes:
-        say(f"{what}: the state alone does not fit, nothing is compiled")
+        say(f"{what}: the state alone does not fit, so nothing is compiled")
         facts: dict[str, Any] = {"fits": False, "refused": True, "needed": state}
         largest = 0
     else:

@@ -193,9 +193,11 @@ def make_cells(row: dict[str, Any]) -> dict[str, str]:
         "batch": f"{row['batch_size']} x {row['length']}",
         "micro-batches": str(row["accumulate"]),
         "fits": "yes" if row["fits"] else "no",
-        "GiB a device": f"{number('hbm_gib', '.2f')} of {row['hbm_gib_available']:.2f}",
+        "GiB per device": (
+            f"{number('hbm_gib', '.2f')} of {row['hbm_gib_available']:.2f}"
+        ),
         "step, ms": number("estimated_step_ms", ".1f"),
-        "tokens/s a chip": number("estimated_tokens_per_second_per_chip", ",.0f"),
+        "tokens/s per chip": number("estimated_tokens_per_second_per_chip", ",.0f"),
         "MFU": number("estimated_mfu", ".3f"),
         "run, hours": number("estimated_run_hours", ".3g"),
     }

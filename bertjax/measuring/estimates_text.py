@@ -65,9 +65,9 @@ def phase_values(phase: dict[str, Any]) -> list[tuple[str, str]]:
     rows += ", or more" * (largest * phase["length"] >= estimates.MOST_TOKENS)
     values = [
         ("attention", phase["attention"]),
-        ("memory a device", used + ("" if "program" in parts else CODE)),
+        ("memory per device", used + ("" if "program" in parts else CODE)),
         *((f"  {part}", f"{gib:.3f} GiB") for part, gib in parts.items()),
-        ("largest batch a device", f"{rows}, by the compiler's early report"),
+        ("largest batch per device", f"{rows}, by the compiler's early report"),
     ]
     if phase["eval_fits"] is not None:
         need = phase["eval_hbm_gib"]
@@ -75,7 +75,7 @@ def phase_values(phase: dict[str, Any]) -> list[tuple[str, str]]:
         values.append(("evaluation", used))
     for key, name, form in (
         ("step_ms", "step", "{:.2f} ms by cycles"),
-        ("tokens_per_second_per_chip", "tokens/s a chip", "{:,.0f}"),
+        ("tokens_per_second_per_chip", "tokens/s per chip", "{:,.0f}"),
         ("mfu", "MFU", "{:.3f}"),
     ):
         if (value := phase[f"estimated_{key}"]) is not None:
@@ -107,7 +107,7 @@ def verdict(results: dict[str, Any]) -> str:
     parts = results["accumulate_to_fit"]
     if parts and parts > results["accumulate"]:
         return f"does not fit: {batch}; --config.accumulate={parts} may"
-    why = "not even a row a device"
+    why = "not even one row per device"
     if results["eval_fits"] is False:
         why = "the evaluation is too large beside the optimizer's state"
     hints = "a larger slice, mesh.fsdp, model.remat=full or shorter rows"

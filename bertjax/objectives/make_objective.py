@@ -84,7 +84,7 @@ def check_causal(
     if cfg.is_decoder and others and (mixed or not causal):
         raise UserError(
             f"model.is_decoder=True: objective={name} has {' and '.join(others)}, "
-            "whose tokens see those after them: set model.is_decoder=False"
+            "whose tokens see later tokens: set model.is_decoder=False"
         )
     sees = dict.fromkeys(causal, "itself")
     if any(h.name == "prefix" for h in heads):
@@ -101,7 +101,7 @@ def check_causal(
     both = [h.name for h in heads if not h.causal and h.needs <= rows]
     if causal and both and not mixed:
         raise UserError(
-            f"objective={name}: {' and '.join(causal)} predicts what comes next, and "
+            f"objective={name}: {' and '.join(causal)} predicts the next token, and "
             f"{' and '.join(both)} lets tokens see it: leave one of the two out"
         )
 

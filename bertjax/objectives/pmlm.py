@@ -22,7 +22,7 @@ def make_objective(
     """
     if cfg.is_decoder:
         raise UserError(
-            "model.is_decoder=True: in a pseudo-masked LM the text sees all of itself: "
+            "model.is_decoder=True: a pseudo-masked LM has bidirectional attention: "
             "set model.is_decoder=False"
         )
     needs = frozenset({f"pmlm:blocks={blocks},longest={longest}"})

@@ -54,7 +54,9 @@ def read_widths(widths: str | int) -> list[int]:
 def check_widths(widths: list[int], size: int) -> None:
     """Raise UserError for widths outside 1 to `size`, the width of the vectors."""
     if wide := [width for width in widths if not 0 < width <= size]:
-        raise UserError(f"task.widths: {wide[0]} is no width of vectors of {size}")
+        raise UserError(
+            f"task.widths: {wide[0]} must be from 1 to {size}, the width of the vectors"
+        )
 
 
 def shorten(texts: jax.Array, width: int, normalize: bool) -> jax.Array:

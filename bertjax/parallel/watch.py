@@ -204,7 +204,7 @@ class Watch(contextlib.AbstractContextManager):
         where = f"host {', '.join(behind)} stands still after step {last}"
         if len(behind) == self.count:
             where = "all of them after the same step"
-        return f"no host made a step for {patience:.0f} s (hosts.timeout): {where}"
+        return f"no host finished a step for {patience:.0f} s (hosts.timeout): {where}"
 
 
 def is_broken_collective(error: BaseException) -> bool:

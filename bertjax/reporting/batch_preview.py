@@ -94,7 +94,7 @@ def set_lines(sets: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         yield f"{name}: {counted(rows, 'row')}, {cut:,} of them cut ({share:.1%})"
         sizes = counts.pop("row_tokens")
         yield (
-            f"  tokens a row: median {sizes['median']}, 90% up to {sizes['p90']}, at "
+            f"  tokens per row: median {sizes['median']}, 90% up to {sizes['p90']}, at "
             f"most {sizes['max']}; a row has room for {length}"
         )
         for what, values in counts.items():

@@ -157,7 +157,7 @@ def speed(runs: Sequence[Run]) -> Table:
             memory = float(max(finite["perf/memory_gib"]))
         shares = map(share, (mfu, waiting, fill))
         rows.append([run.name, tokens, seconds, *shares, memory])
-    head = ["run", "tokens/s", "seconds a step", "MFU", "waiting for data", "fill"]
+    head = ["run", "tokens/s", "seconds per step", "MFU", "waiting for data", "fill"]
     return Table([*head, "memory, GiB"], rows)
 
 

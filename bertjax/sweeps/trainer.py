@@ -174,7 +174,7 @@ class SweepLoop(Loop):
         for i in sorted(self.scores.ended - ended):
             best = self.scores.trackers[self.runs[i]].best
             reason = best or "no score"
-            cli.say(f"{self.run_name(i)} ends here (eval.patience): {reason}")
+            cli.say(f"{self.run_name(i)} ends early (eval.patience): {reason}")
         best = self.scores.best
         if self.scores.at_best and best and best["step"] == self.state.step:
             run = self.runs.index((best["seed"], best["lr"]))

@@ -103,7 +103,9 @@ def row_numbers(rows: Sequence[Row]) -> list[int]:
     for row in rows:
         cell = str(row.cells[name]).strip()
         if not cell.isdecimal() or not cell.isascii():
-            raise UserError(f"{row.place}: the {name} {cell!r} is no number of a row")
+            raise UserError(
+                f"{row.place}: the {name} {cell!r} is not the number of a row"
+            )
         if int(cell) in found:
             raise UserError(f"{row.place}: the {name} {cell} occurs twice")
         found[int(cell)] = None

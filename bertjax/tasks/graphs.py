@@ -312,9 +312,7 @@ def _only(
 def _unknown(what: str, name: str, known: Iterable[str], place: str) -> UserError:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     meant = f"; did you mean {near[0]!r}?" if near else ""
-    return UserError(
-        f"{place}: the {what} {name!r} is in no triple that was learnt from{meant}"
-    )
+    return UserError(f"{place}: the {what} {name!r} is in no training triple{meant}")
 
 
 def check_queries(
@@ -336,7 +334,7 @@ def check_queries(
             )
         if not labelled and not (blanks == 1 and right):
             raise UserError(
-                f"{t.place}: write {BLANK} in the place of the {asks}, and nowhere "
+                f"{t.place}: write {BLANK} in place of the {asks}, and nowhere "
                 "else: it stands for what is asked for"
             )
 

@@ -229,7 +229,7 @@ def parse_rows(
     at_end = []
     while lines and not any(cell.strip() for cell in lines[-1][1]):
         at_end.append(f"{name}:{lines.pop()[0]}")
-    note = " without anything in it, at the end of the table, left out"
+    note = " without any content at the end of the table, left out"
     report(say, at_end[::-1], "row", note)
     widths = (len(cells) for _, cells in lines if not _is_blank(cells))
     several = next(widths, 1) > 1

@@ -40,12 +40,12 @@ def describe_budget(
     """
     line = (
         f"budget_minutes={minutes:g}: training ends after {minutes:g} {UNITS[clock]} "
-        f"or after {total:,} steps (total) if they come first; the learning rate "
+        f"or after {total:,} steps (total) if that comes first; the learning rate "
         "follows the clock"
     )
     if not ramps:
         return line
-    return f"{line}; what follows the steps, up to total: {', '.join(ramps)}"
+    return f"{line}; these follow the steps, up to total: {', '.join(ramps)}"
 
 
 def least_seconds(seconds: float, clock: str) -> float:

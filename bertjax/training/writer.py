@@ -205,7 +205,9 @@ class ServiceWriter(Writer):
             if not self.faulty:
                 reason = f"{type(e).__name__}: " + " ".join(str(e).split())
                 name = type(self.writer).__name__
-                self.say(f"{name}: {reason}; the run goes on, metrics.jsonl has all")
+                self.say(
+                    f"{name}: {reason}; the run continues, metrics.jsonl has all rows"
+                )
             self.faulty = True
             return False
         return True
@@ -238,7 +240,7 @@ def make_writers(
             why = f"log.writers: {name!r} cannot begin: {reason}"
             if say is None:
                 raise UserError(why) from e
-            say(f"{why}; the run goes on without it")
+            say(f"{why}; the run continues without it")
     return writers
 
 

@@ -77,7 +77,7 @@ def test_leaves_of_the_layers(text, layers):
 @pytest.mark.parametrize(
     "text, depth, words",
     [
-        ("odd", 6, "neither even nor numbers"),
+        ("odd", 6, "neither 'even' nor layer numbers"),
         ("0,1", 6, "names 2 layers, and the model has 6"),
         ("0,12", 2, "from 0 to 11"),
         ("even", 13, "has 12 layers, this model 13"),

@@ -330,8 +330,8 @@ def test_warm_start_takes_what_matches(other):
     equal(merged["nsp"], state.params["nsp"])
     text = "\n".join(said)
     assert "1 parameters matched" in text
-    assert "missing there, initialised: encoder/pooler/bias" in text
-    assert "nsp/kernel" in text and "there and not taken: mlm/bias" in text
+    assert "not in it, newly initialized: encoder/pooler/bias" in text
+    assert "nsp/kernel" in text and "in it, not used: mlm/bias" in text
 
 
 def test_warm_start_refuses_other_shapes_and_half_encoders(other):

@@ -256,7 +256,7 @@ def test_a_broken_model_is_named():
 def test_other_blocks_than_a_model_has_learnt_are_refused():
     """They changed nothing, in silence."""
     model = blanks.BlankModel(CFG, {}, Letters(), block=4)
-    with pytest.raises(UserError, match=r"--block=2: .* learnt blocks of 4 tokens"):
+    with pytest.raises(UserError, match=r"--block=2: .* with blocks of 4 tokens"):
         blanks.fill_texts(model, ["ab_c"], Options(block=2))
 
 

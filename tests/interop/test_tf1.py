@@ -101,7 +101,7 @@ def test_heads_that_are_not_there_or_not_known_are_said(tmp_path, capsys):
     opened = models.open_model(str(write_bert(tmp_path / "tf", tensors)), "--model")
     assert "mlm/transform/kernel" in opened.checkpoint.missing  # convert says them
     said = capsys.readouterr().err
-    assert "in the files and not used: output_weights\n" in said
+    assert "in the files, not used: output_weights\n" in said
 
 
 # ---------------------------------------------------------------- what is wrong

@@ -183,7 +183,7 @@ def test_mixtures_on_any_mesh_and_in_micro_batches(accumulate, mesh):
     [
         ("prefix+nsp", "prefix lets the first token see its context alone, of which"),
         ("clm+nsp", "clm lets the first token see itself alone, of which nsp would"),
-        ("clm+distil", "clm predicts what comes next, and distil lets tokens see it"),
+        ("clm+distil", "clm predicts the next token, and distil lets tokens see it"),
         ("mntp*3+clm", "each part says how many rows"),
         ("mlm*0+clm*0", "each part says how many rows"),
         ("mlm*1+nsp*1", "nsp cannot have rows of its own"),

@@ -258,7 +258,7 @@ def test_rows_without_predictions_weigh_nothing():
 
 def test_decoders_and_other_heads_are_refused():
     decoder = dataclasses.replace(CFG, is_decoder=True)
-    with pytest.raises(UserError, match="is_decoder=True: in a pseudo"):
+    with pytest.raises(UserError, match="is_decoder=True: a pseudo"):
         make_objective("pmlm", decoder)
     with pytest.raises(UserError, match="stands alone"):
         make_objective("pmlm+nsp", CFG)

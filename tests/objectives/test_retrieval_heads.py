@@ -82,7 +82,7 @@ def test_widths_have_losses_of_their_own():
     assert losses == {"retrieve_loss", "retrieve_4_loss", "retrieve_8_loss"}
     _, alone = step_of("retrieve")
     assert alone(batch)[1]["retrieve_loss"][0] == terms["retrieve_loss"][0]
-    with pytest.raises(UserError, match=r"task\.widths: 17 is no width of .* of 16"):
+    with pytest.raises(UserError, match=r"task\.widths: 17 must be from 1 to 16"):
         step_of("retrieve:widths=17")
 
 

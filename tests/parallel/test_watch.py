@@ -154,7 +154,7 @@ def test_before_a_step_was_measured_it_may_take_longer(pod, monkeypatch, capsys)
     monkeypatch.setattr("bertjax.parallel.watch.FIRST", 3.0)
     until(lambda: ended.keys() >= {1, 2})
     said = capsys.readouterr().err
-    assert "no host made a step for 3 s (hosts.timeout): all of them after" in said
+    assert "no host finished a step for 3 s (hosts.timeout): all of them after" in said
 
 
 def test_a_lost_host_is_found_before_a_step_was_measured(pod, capsys):

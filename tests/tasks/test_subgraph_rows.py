@@ -102,9 +102,7 @@ def test_a_loop_has_one_end():
 
 def test_what_is_no_question_of_a_relation_is_refused():
     for line in ("a\tr\t?", "a\tr\tb", "?\t?\tb"):
-        with pytest.raises(
-            UserError, match=r"q.tsv:1: write \? in the place of the rel"
-        ):
+        with pytest.raises(UserError, match=r"q.tsv:1: write \? in place of the rel"):
             make_rows("a\tr\tb\n", line, labelled=False)
     rows, _ = make_rows("a\tr\tb\n", "b\t?\ta", labelled=False)
     with pytest.raises(UserError, match="256 tokens at most"):

@@ -105,7 +105,7 @@ def test_repeated_triples_count_once():
     "line, labelled, words",
     [
         ("a\tr\t?", True, "say what is right"),
-        ("a\tr\tb", False, "in the place of the head"),
+        ("a\tr\tb", False, "in place of the head"),
         ("?\tr\t?", False, "and nowhere else"),
         ("a\tnever_seen\tb", True, "the relation 'never_seen' is in no triple"),
         ("anne\tr\tb", True, "the entity 'anne' .*; did you mean 'anna'"),

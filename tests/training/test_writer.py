@@ -205,8 +205,8 @@ def test_a_service_out_of_reach_does_not_end_a_run(tmp_path, monkeypatch):
     service.close()
     jsonl.close()
     assert said == [
-        "Faulty: ConnectionError: 502 Bad Gateway; the run goes on, metrics.jsonl has "
-        "all",
+        "Faulty: ConnectionError: 502 Bad Gateway; the run continues, metrics.jsonl "
+        "has all rows",
         "Faulty: 2 rows are not written",
     ]
     assert [row["step"] for row in Faulty.rows] == [1, 4]
@@ -220,7 +220,7 @@ def test_a_service_out_of_reach_does_not_end_a_run(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     (only,) = w.make_writers("wandb", tmp_path, 0, said.append)
     assert isinstance(only, w.JsonlWriter)
-    assert said[-1].endswith("ConnectionError: 503; the run goes on without it")
+    assert said[-1].endswith("ConnectionError: 503; the run continues without it")
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ class Stream:
     def check(self, name: str, value: Any) -> None:
         """Raise StreamError for a value of the other kind; no value fits both kinds."""
         if value and isinstance(value, tuple) != (self.kind == TOKEN):
-            both = "ranges", "a value a sentence"
+            both = "ranges", "a value per sentence"
             own, usual = both if self.kind != TOKEN else both[::-1]
             raise StreamError(f"`{name}` has {own} here, and {usual} before")
 

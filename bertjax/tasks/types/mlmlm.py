@@ -180,7 +180,7 @@ def make_spellings(
         [own.relation_id(t.relation, t.place) for t in read],
     )
     if new := graph.entities[len(own.entities) :]:
-        what = f"{counted(len(new), 'entity', 'entities')} in no triple that was learnt"
+        what = f"{counted(len(new), 'entity', 'entities')} in no training triple"
         say(f"{what} from: {join_names(new)}")
     form = form._replace(graph=graph)
     form, triples = open_graph.number_triples(read, form, labelled, say)
