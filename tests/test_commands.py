@@ -454,7 +454,7 @@ def test_a_checkpoint_of_another_model(command, arguments, trained, tmp_path):
     more = ["--config.model.hidden_size=64", "--config.total.steps=13"]
     more += ["--allow_config_change", f"--workdir={workdir}"]
     done = command("train", *arguments, *more)
-    refused(done, "checkpoints/12 is another model")
+    refused(done, "checkpoints/12 holds another model")
 
 
 @pytest.mark.parametrize("place", ["run", "run/below", "run/checkpoints"])
