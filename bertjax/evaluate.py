@@ -32,10 +32,10 @@
               --text=TABLE with the columns sentence1, sentence2 and score, or
               --columns=TEXT,TEXT_PAIR and --label=SCORE (column numbers for a table
               without a header)
-
 --what=answers  distinct-1 and distinct-2 of a dialogue model's answers in the last turn
-              of each conversation of data.valid or --text, beside the human ones; each
-              is the likeliest of --rank=N drawn answers, among --top_k tokens
+              of each conversation of data.valid or --text, beside the human ones. They
+              are decoded greedily, or with --rank=N are the likeliest of N answers that
+              are drawn among --top_k tokens
 
 Without --what a model is scored on data.valid or --text as its training scores it. A
 pretrained model gets the losses of its objective, with rows and masks as in its config,

@@ -14,9 +14,9 @@
                           measures for a minute and chooses the size that fits
 
 The TPU compiler (pip install libtpu; no TPU needed) compiles the update and the
-evaluation that bertjax.train would run there. Memory is what the compiler reports; for
-programs that it did not finish, the code is missing in it, and 0.5 GiB are kept free
-for that. Times are the compiler's estimates; custom kernels are estimated by a formula
+evaluation that bertjax.train would run there. Memory is what the compiler reports. That
+excludes the code of a program that was not compiled to the end, for which 0.5 GiB are
+kept free. Times are the compiler's estimates; custom kernels are estimated by a formula
 (bertjax/parallel/chips.py), and collectives are only counted. With data.train, padding
 and predictions come from the text. The exit status is 2 if the config does not fit.
 """

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Look at real batches: python -m bertjax.show --config=... [--step=N] [--batches=N]
 
-Prints rows as gathered, with the chosen tokens, and corrupted, decoded and colored, and
-statistics over the batches. For a task it prints the model's input and the right answer
-of rows, and for every set how many rows are cut, their lengths and labels. `--json`
-prints only the statistics, with the hash of every batch (for a task also the rows);
-`--html=FILE` writes everything as one page; `--examples=N` rows are shown; `--hosts=N`
-makes each batch in N parts. Needs no accelerator and compiles nothing.
+Prints decoded rows in color three times (as gathered, with the chosen tokens, and as
+corrupted), and statistics over the batches. For a task it prints the model's input and
+the right answer of rows, and for every set the number of cut rows, their lengths and
+labels. `--json` prints only the statistics, with the hash of every batch (for a task
+also the rows); `--html=FILE` writes everything as one page; `--examples=N` rows are
+shown; `--hosts=N` makes each batch in N parts. It needs no accelerator and compiles
+nothing.
 """
 
 import json
