@@ -98,8 +98,7 @@ def write_hf(
     projection = params.pop("colbert", {}).get("kernel")
     pieces = tokenizer.vocab_size
     if cfg.vocab_size > pieces and "vocab_size" not in (raw or {}):
-        # Drop padding that was added for speed, but not padding that
-        # came with the model.
+        # Drop padding that was added for speed, unless it came with the model.
         params = drop_rows(params, pieces)
         cfg = dataclasses.replace(cfg, vocab_size=pieces, pieces=0)
     for what in _not_written(config, bool(task), pooled):
@@ -129,9 +128,8 @@ def write_hf(
         types, longest = cfg.type_vocab_size > 1, cfg.max_length
         if between:  # cut texts as the finetuned model does
             longest = min(config.data.length, longest)
-        # it has no limit of its own
         if is_seq2seq and cfg.position_embedding_type == "none":
-            longest = config.data.length
+            longest = config.data.length  # the model sets no limit
         kinds = [family.model_type * is_it for is_it in (is_causal, is_seq2seq)]
         write_tokenizer(
             tokenizer,
@@ -142,8 +140,7 @@ def write_hf(
             *kinds,
             has_bare_texts=model.has_bare_texts,
         )
-        # sentence-transformers pools any model by the mean, so causal and seq2seq
-        # models need its files only for another pooling.
+        # Mean pooling is the default there: causal and seq2seq models need no files.
         has_own = pooled != Sentences(longest=pooled.longest)
         if sentences and (has_own or not any(kinds)):
             most = longest if pooled.kind == CROSS else cfg.max_length
