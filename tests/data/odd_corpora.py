@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of odd text for test_corpora.py, and how they must be read."""
+"""Files of odd text for test_corpora.py, and the documents expected from them."""
 
 import itertools
 import json
@@ -25,18 +25,18 @@ BROKEN = [b"\xff", b"\xe6\x88", b"\xf0\x9f", b"\xed\xa0\x80", b"\xc0\xaf", b"\xe
 
 
 class Corpus(NamedTuple):
-    """A file, and the paragraphs of its documents as they must be read."""
+    """A file, and the expected paragraphs of its documents."""
 
     name: str
     data: bytes
     documents: list[list[str]]
 
 
-# What is written, and how it must be read
+# What is written, and what is expected.
 
 
 def repaired(text: str) -> list[str]:
-    """Return the lines of a text after all repairs, by rules written down anew."""
+    """Return the repaired lines of a text, by rules written independently."""
     text = text.replace("\ufeff", "")
     text = re.sub("\r\n?", "\n", text)
     text = re.sub("[\u2028\u2029]+\n?", "\n", text)
@@ -59,9 +59,9 @@ def plain(parts: list[bytes]) -> Corpus:
 
 
 def records(texts: list[list[list[str]]], escaped: bool, ends: str) -> Corpus:
-    """Make JSON lines, texts of several parts as lists of them.
+    """Make JSON lines; texts of several parts become lists.
 
-    Halves of a pair are what an escape alone can write.
+    Only escapes can write surrogates.
     """
     lines, documents = [], []
     for parts in texts:
@@ -82,7 +82,7 @@ def numbers(documents: list[list[list[int]]], space: str, is_json: bool) -> Corp
     if is_json:
         data = "\n".join(json.dumps({"text": found}) for found in documents)
         return Corpus("a.jsonl", data.encode(), told)
-    lines = [[line for line in found if line] for found in lines]  # none is blank
+    lines = [[line for line in found if line] for found in lines]  # without blank lines
     data = "\n\n".join("\n".join(found) for found in lines)
     return Corpus("a.txt", data.encode(), told)
 
@@ -94,7 +94,7 @@ atoms = st.one_of(
 )
 broken = st.sampled_from(BROKEN) | st.binary(max_size=3)
 texts = st.one_of(
-    # Without a least size lists are mostly short.
+    # Without a minimum size most lists are short.
     st.builds(plain, st.lists(atoms.map(str.encode) | broken)),
     st.builds(plain, st.lists(atoms.map(str.encode), min_size=20, max_size=60)),
     st.builds(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `show` counts and writes, on a batch whose truth is known by hand."""
+"""What `show` counts and writes, for a batch with known counts."""
 
 from types import SimpleNamespace
 
@@ -30,7 +30,7 @@ TOKENIZER = fake_tokenizer(
 
 
 def inspected(packed=False):
-    """Two rows: `the cat ##ch <b>` and `sat [UNK]`, with three selections."""
+    """Return two rows, `the cat ##ch <b>` and `sat [UNK]`, with three selections."""
     ids = np.array([[2, 5, 6, 7, 8, 3], [2, 9, 1, 3, 0, 0]], np.int32)
     gathered = {
         "input_ids": ids,
@@ -54,7 +54,7 @@ def inspected(packed=False):
 
 
 def told(seen):
-    """Add what the host half of a masked LM tells."""
+    """Add the counts of the host half of a masked LM."""
     half = make_half("mlm", TOKENIZER, 6)
     predicted, origin = half.predicted(seen.batch), half.origin(seen.batch)
     counts = half.tell(seen.gathered, seen.batch)
@@ -78,7 +78,7 @@ def test_counts_by_hand():
         "keep_rate": pytest.approx(1 / 3),
         "special_selected": 0,
         "special_replacements": 0,
-        "partial_words": 2,  # `cat` without `##ch`, in either batch
+        "partial_words": 2,  # `cat` without `##ch`, in both batches
         "rows_without_predictions": 0,
         "unit_lengths": {"1": 4, "2": 2},
         "unknown_rate": 2 / 20,
@@ -97,11 +97,11 @@ def test_counts_of_packed_rows():
     assert results["sequence_tokens"] == dict(
         mean=10 / 3, min=3, median=3, p90=4, max=4
     )
-    assert results["pair_labels"] == {"0": 1, "1": 2}  # the unused slot counts not
+    assert results["pair_labels"] == {"0": 1, "1": 2}  # unused slots do not count
 
 
 def test_marks_decide_where_words_begin():
-    """By the marks `the cat` and `##ch <b>` are words, so each is selected in part."""
+    """In the marks `the cat` and `##ch <b>` are words, so each is selected in part."""
     seen = inspected()
     marks = np.zeros((2, 6), np.uint8)
     marks[0, [1, 3]] = marks[1, [1, 2]] = 1
@@ -168,7 +168,7 @@ def test_a_page_escapes_what_it_shows():
     )
     assert "<b>" not in page.replace("<b>&lt;row&gt;</b>", "")
     assert "&lt;b&gt;" in page and "a &lt; b" in page
-    assert "http" not in page  # nothing is loaded from elsewhere
+    assert "http" not in page  # the page loads nothing
     assert page.count("class='masked'") == 2  # chosen, corrupted
 
 

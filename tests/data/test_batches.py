@@ -50,7 +50,7 @@ def same(a, b):
 
 
 def test_golden_hashes():
-    """A run must be the same run after an upgrade: change these only with a reason."""
+    """A run must stay the same after an upgrade: change these only for a reason."""
     hashes = {
         "pairs": batches().batch(1000),
         "full": batches("full_sentences", "roberta").batch(1000),
@@ -147,7 +147,7 @@ def test_eval_takes_a_fixed_subset_in_natural_order():
 
 
 def test_a_ramp_of_mask_rates_may_have_begun_before_the_rows():
-    """As after a rewind, which the rows alone leave behind."""
+    """This happens after a rewind, which moves the rows but not the ramp."""
     whole = dataclasses.replace(batches(), start=10, end=20)
     rest = dataclasses.replace(whole, start=12, ramp_start=10)
     for step in (12, 15, 19):
@@ -278,7 +278,8 @@ def test_tf_engine_lets_errors_surface_as_they_are_and_closes_early():
     assert got == list(range(60, 70))
     early = engines._tf_data(lambda step: {"a": np.ones(2)}, 0, 2**62)
     next(early)
-    # The loop takes batches from a thread of ours: tf.data's own wake up too late.
+    # The loop reads from a thread of ours, because tf.data's own threads wake up too
+    # late.
     assert [t for t in threading.enumerate() if t.name.startswith("batches")]
     early.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("batches")]

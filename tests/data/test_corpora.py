@@ -36,7 +36,7 @@ B = 8  # rows of a batch
 
 
 class Choice(NamedTuple):
-    """A way to make batches of a corpus."""
+    """A way to create batches from a corpus."""
 
     plan: tuple[str, str | None]
     length: int
@@ -74,7 +74,7 @@ class Vocabulary(NamedTuple):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """An empty directory; nothing waits for the disk."""
+    """Return an empty directory, and skip waits for the disk."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda descriptor: None)
         yield tmp_path_factory.mktemp("corpora")
@@ -99,13 +99,13 @@ def vocabularies(place: Path) -> dict[str, Vocabulary]:
     return found
 
 
-# Undoing a batch
+# Reversing a batch
 
 
 def undo(
     rows: dict[str, np.ndarray], tokenizer: Tokenizer, pairs: bool
 ) -> list[list[tuple[tuple[int, ...], ...]]]:
-    """Return the parts of each sequence of each row, and check what frames them."""
+    """Return the parts of each sequence of each row, and check their special tokens."""
     ids, real = rows["input_ids"], rows["attention_mask"]
     assert (np.diff(real, axis=1) <= 0).all() and set(real.flat) <= {0, 1}
     assert (ids[real == 0] == tokenizer.pad_id).all() and real[:, 0].all()
@@ -148,9 +148,9 @@ def undo(
 def check_rows(
     plan: Plan, store: Store, tokenizer: Tokenizer, other: Plan | None
 ) -> None:
-    """All rows of a plan hold the text, each token once; pairs nothing but the text.
+    """Rows of a plan hold each token of the text once; pairs hold only text.
 
-    `other` is the plan without packing, or None where this is it (or makes pairs).
+    `other` is the plan without packing, or None if `plan` is unpacked or makes pairs.
     """
     ids = np.arange(plan.n)
     keys = counter_rng.fold(5, ids)
@@ -164,7 +164,7 @@ def check_rows(
     if not pairs and other is None:
         parts = [part for sequence in sequences for part in sequence]
         assert list(itertools.chain.from_iterable(parts)) == tokens
-        # Parts lie in one document each.
+        # Each part is in one document.
         assert set(ends) <= {0, *itertools.accumulate(map(len, parts))}
         if plan.kind != "full_sentences":
             assert all(len(sequence) == 1 for sequence in sequences)
@@ -183,7 +183,7 @@ def check_pairs(
     cut: np.ndarray,
     documents: list[list[int]],
 ) -> None:
-    """Both segments are of the text, and as their label says."""
+    """Both segments are text, and their label is right."""
     text = "\0".join("".join(map(chr, document)) for document in documents)
     labels = rows.get(f"{plan.pair_rule}_labels")
     for r, row in enumerate(found):
@@ -205,7 +205,7 @@ def check_pairs(
 def check_masks(
     rows: dict[str, np.ndarray], batch: dict[str, np.ndarray], tokenizer: Tokenizer
 ) -> None:
-    """What is predicted is what stood there; special tokens are left alone."""
+    """The predicted ids are the original ones; special tokens are left alone."""
     used, at = batch["mlm_weights"] > 0, batch["mlm_positions"]
     assert set(batch["mlm_weights"].flat) <= {0.0, 1.0}
     assert (used[:, :-1] >= used[:, 1:]).all()
@@ -226,7 +226,7 @@ def check_masks(
 
 
 def check_store(corpus: Corpus, store: Store, tokenizer: Tokenizer) -> None:
-    """The store's documents are the corpus, token for token."""
+    """The store's documents are those of the corpus, token for token."""
     wanted = []
     for document in corpus.documents:
         lines = [" ".join(line.split()) for line in document]
@@ -241,13 +241,13 @@ def check_store(corpus: Corpus, store: Store, tokenizer: Tokenizer) -> None:
     ends = store.sentences[store.documents]
     for (a, b), text in zip(itertools.pairwise(ends), wanted, strict=True):
         found = store.tokens[a:b].tolist()
-        if tokenizer.kind == "byte_bpe":  # the pieces depend on where sentences end
+        if tokenizer.kind == "byte_bpe":  # pieces depend on where sentences end
             found = tokenizer.engine.decode(found)
         assert found == text
 
 
 def check_choice(choice: Choice, store: Store, vocabulary: Vocabulary) -> None:
-    """Make a plan of the store, its rows and some batches."""
+    """Make and check a plan of the store, its rows and some batches."""
     tokenizer = vocabulary.tokenizer
     kind, rule = choice.plan
     how = {"length": choice.length, "seed": 7, "pair_rule": rule}
@@ -256,7 +256,7 @@ def check_choice(choice: Choice, store: Store, vocabulary: Vocabulary) -> None:
             store, kind, **how, packed=choice.packed, max_segments=choice.max_segments
         )
     except UserError as error:
-        # There is no pair of sentences anywhere.
+        # No chunk has two sentences.
         assert rule == "sop" and "two sentences" in str(error)
         return
     apart = choice.packed and kind != "pairs"
@@ -276,7 +276,7 @@ def check_choice(choice: Choice, store: Store, vocabulary: Vocabulary) -> None:
     try:
         seen = batches.inspect(choice.step)
     except UserError as error:
-        # Nothing but unknown tokens: none of them is rare.
+        # All tokens are unknown, so that there are no counts of rare tokens.
         assert choice.preset == "distilbert" and "counts" in str(error)
         assert not store.counts[tokenizer.replacement_ids].any()
         return
@@ -293,7 +293,7 @@ def check_choice(choice: Choice, store: Store, vocabulary: Vocabulary) -> None:
 def check_corpus(
     corpus: Corpus, vocabulary: Vocabulary, chosen: list[Choice], place: Path
 ) -> None:
-    """Prepare a corpus and check all that is made of it."""
+    """Prepare a corpus and check everything that is created from it."""
     path = place / corpus.name
     path.write_bytes(corpus.data)
     shutil.rmtree(place / "cache", ignore_errors=True)
@@ -311,7 +311,7 @@ def check_corpus(
             say=lambda line: None,
         )
     except UserError as error:
-        # A drawn text may begin as such a file does.
+        # A drawn text may begin like such a file.
         if not any(kind in str(error) for kind in ("UTF-16", "compressed text")):
             assert not any(vocabulary.tokenizer.encode_batch(lines)), error
         assert corpus.name in str(error)
@@ -323,7 +323,7 @@ def check_corpus(
 
 
 def of_examples(number: int) -> Callable[..., None]:
-    """Return the test with so many corpora."""
+    """Return the test with this number of corpora."""
 
     @settings(
         max_examples=number,

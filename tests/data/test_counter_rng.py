@@ -15,7 +15,7 @@ def fits(observed, expected=None):
 
 
 def test_golden_values():
-    """Every stored batch hash rests on these bits: they may never change."""
+    """Every stored batch hash depends on these bits: they must never change."""
     key = fold(17, 3, "mask", 2**63)
     assert int(fold(7)) == 7
     assert hex(key) == "0xe72bcb6c043b7a44"

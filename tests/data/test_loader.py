@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches in the order of their steps, from either engine."""
+"""Batches come in the order of their steps, from either engine."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from bertjax.data import loader
 
 
 def make(step):
-    """Batches of two phases, which have other arrays, shapes and types."""
+    """Return batches of two phases with different arrays, shapes and dtypes."""
     if step < 13:
         return {"input_ids": np.full((4, 8), step, np.int32), "a": np.ones(4)}
     return {"input_ids": np.full((2, 16), step, np.int32), "b": np.zeros(2, np.int64)}

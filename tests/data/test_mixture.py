@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixtures: shares by the formula, no row twice before all were seen."""
+"""Mixtures: shares follow the formula, and rows repeat only after all were seen."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ SIZES = {"en": 900, "sw": 90, "gd": 10}
 
 
 def test_shares_by_hand():
-    """The example of the literature: p = (.90, .09, .01), alpha 0.7, 0.5, 0.3."""
+    """The published example: p = (.90, .09, .01), alpha 0.7, 0.5, 0.3."""
     for alpha, known in (
         (0.7, (0.805, 0.161, 0.034)),
         (0.5, (0.703, 0.222, 0.074)),
@@ -50,7 +50,7 @@ def test_slots_meet_the_shares(sizes, alpha):
     st.integers(0, 2**31),
 )
 def test_every_component_goes_through_all_its_rows(sizes_and_slots, seed):
-    """In order of position, its passes hold each row once; an epoch has its slots."""
+    """In order of position, each pass holds each row once; an epoch has its slots."""
     sizes, slots = zip(*sizes_and_slots, strict=True)
     if len(sizes) == 1:
         slots = sizes
@@ -100,7 +100,7 @@ def test_any_rows_in_any_order():
 
 
 def test_batches_are_mixed():
-    """Rows come as by chance, but in shares that every stretch of 256 rows has."""
+    """Components mix randomly, but every block of 256 rows has the exact shares."""
     made = make_mixture(SIZES, alpha=0.3)
     order = made.locate(1, np.arange(1000 * 50)).component
     shares = np.array(made.slots) / made.n
@@ -111,7 +111,7 @@ def test_batches_are_mixed():
     table = np.zeros((3, 3))
     np.add.at(table, (order[:-1], order[1:]), 1)
     assert stats.chi2_contingency(table).pvalue > 1e-3
-    for hosts in (2, 3, 8):  # each takes every so many rows
+    for hosts in (2, 3, 8):  # each host reads every hosts-th row
         for host in range(hosts):
             drawn = np.bincount(order[host::hosts], minlength=3)
             assert stats.chisquare(drawn, shares * drawn.sum()).pvalue > 1e-3
@@ -129,7 +129,7 @@ def test_every_window_has_the_shares(components, seed):
         seen = np.append(0, np.cumsum(order == k))
         off = seen[1024:] - seen[:-1024] - 1024 * slots / made.n
         assert np.abs(off).max() < 40
-        # From the begin of an epoch on nothing is ever far behind or ahead.
+        # Within an epoch no component is ever far behind or ahead.
         ahead = seen - np.arange(len(seen)) * slots / made.n
         assert np.abs(ahead).max() < 35 and np.abs(ahead[:: made.n]).max() == 0
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Phases: where they begin, and what the cursor does at their edges."""
+"""Phases: where they begin, and how the cursor moves at their edges."""
 
 import itertools
 import math
@@ -33,7 +33,7 @@ SIZES = {64: 900, 128: 1000, 512: 240}
 
 
 def rows_of(sizes):
-    """Rows of an epoch by the length alone."""
+    """Return a function from a phase to its rows per epoch, which depend on length."""
     return lambda phase: sizes[phase.length]
 
 
@@ -97,14 +97,14 @@ def test_phases_beyond_the_end_are_left_out():
 
 
 def test_the_cursor_counts_examples():
-    """Same length: the next example is the next; another: the same share of it."""
+    """The same length continues with the next example, another at the same share."""
     a, b, c = place_phases(
         wanted("steps=15 batch_size=100; steps=5 batch_size=50; length=512"),
         99,
         rows_of(SIZES),
     )
     assert (b.start, b.first) == (15, 1500)
-    assert (c.start, c.first) == (20, 240 + 180)  # 1,750 rows: epoch 1, three quarters
+    assert (c.start, c.first) == (20, 240 + 180)  # 1,750 rows: 3/4 of epoch 1
     assert a.example(15) == b.example(15) and b.example(20) == 1750
 
 
@@ -113,7 +113,7 @@ def test_moving_the_cursor(example, n, other):
     moved = move_cursor(example, n, other)
     assert move_cursor(example, n, n) == example
     epoch = moved // other
-    # Never back, and less than a row too far.
+    # The cursor never moves back, and less than a row too far.
     assert moved * n >= example * other
     assert (moved - 1) * n < example * other
     assert epoch in (example // n, example // n + 1)
@@ -121,7 +121,7 @@ def test_moving_the_cursor(example, n, other):
 
 @given(st.integers(1, 400), st.sampled_from(["examples", "tokens", "epochs"]))
 def test_total_in_any_unit(total, unit):
-    """The steps that make up what `total` steps go through are `total`."""
+    """Covering what `total` steps cover takes `total` steps."""
     parts = wanted("percent=30; percent=30 batch_size=16; length=512 batch_size=2")
 
     def place(steps):
@@ -148,7 +148,7 @@ def test_total_without_phases_is_a_quotient():
 
 
 def planned_at(*lengths):
-    """Return plans of one text by length, and the rows of an epoch."""
+    """Return plans of one text by length, and their rows per epoch."""
     rng = np.random.default_rng(0)
     corpus = [rng.geometric(1 / 20, n) for n in rng.geometric(1 / 30, 400)]
     sentences = np.cumsum([0, *np.concatenate(corpus)])
@@ -162,7 +162,7 @@ def planned_at(*lengths):
 
 
 def seen_of(plan, positions):
-    """Return how often tokens stand in the rows at these positions of a run."""
+    """Return how often each token occurs in the rows at these positions of a run."""
     example = make_mixture({"train": plan.n}).locate(1, positions).example
     times = np.zeros(len(plan.tokens) + 1, int)
     np.add.at(times, plan.starts[example], 1)
@@ -180,7 +180,7 @@ def seen_of(plan, positions):
             "epochs=0.3 length=64; epochs=0.3 length=256; length=128",
             [(0.3, 0.21), (0.51, 0.294)],
         ),
-        # Back at the first length: its own rows of before do not come again.
+        # Back at the first length, the rows that were seen with it do not repeat.
         (
             "epochs=0.3 length=64; epochs=0.3 length=256; length=64",
             [(0.3, 0.21), (0.3, 0.21)],
@@ -188,7 +188,7 @@ def seen_of(plan, positions):
     ],
 )
 def test_what_a_change_of_length_repeats(text, expected):
-    """The shares that are said are those of the tokens of a real plan."""
+    """The reported shares are those of the tokens of a real plan."""
     plans, sizes = planned_at(64, 128, 256)
     phases = place_phases(wanted(text, batch_size=1), 10**9, rows_of(sizes))
     repeats = find_repeats(phases)
@@ -243,7 +243,7 @@ def test_going_on_with_nothing_new_changes_nothing():
 
 
 def test_going_on_with_another_batch_size():
-    """The cursor goes on in examples; what lies behind stays as it was."""
+    """The cursor continues in examples; past phases stay as they were."""
     old = place_phases(wanted("steps=15; length=512"), 99, rows_of(SIZES))
     new = place_phases(
         wanted("steps=15; length=512", batch_size=16), 99, rows_of(SIZES)
@@ -253,9 +253,9 @@ def test_going_on_with_another_batch_size():
     assert (second.start, second.first, second.batch_size) == (10, 80, 16)
     assert (third.start, third.length, third.batch_size) == (15, 512, 16)
     assert third.first == move_cursor(80 + 5 * 16, 1000, 240)
-    # Once more, from the next checkpoint: the same.
+    # The next checkpoint of this run gives the same phases.
     assert change_phases(new, (first, second, third), 12) == (first, second, third)
-    # Killed before that checkpoint, so from the old one: the same.
+    # So does the old checkpoint, if the run was killed before the next one.
     assert change_phases(new, old, 10) == (first, second, third)
 
 
@@ -275,18 +275,18 @@ def test_going_on_with_another_length():
         ("examples", 97, 11, 4),
         ("tokens", 96 * 128, 11, 3),
         ("epochs", 0.08, 10, 3),  # 80 rows
-        ("examples", 401, 21, 21),  # more than there are
+        ("examples", 401, 21, 21),  # more than the whole run
     ],
 )
 def test_durations_at_both_ends(unit, number, begin, end):
-    """10 steps of 8 rows, then 10 of 32, 400 altogether."""
+    """The run has 10 steps of 8 rows, then 10 of 32: 400 rows."""
     placed = place_phases(wanted("steps=10; batch_size=32"), 20, rows_of(SIZES))
     assert steps_within(unit, number, placed, 20) == begin
     assert steps_within(unit, number, placed, 20, end=True) == end
 
 
 def test_a_batch_that_grows_with_the_tokens():
-    """Of 128 tokens a row: 4 rows until 10,240 tokens, 8 until 30,720, then 16."""
+    """Rows have 128 tokens: 4 per step to 10,240 tokens, 8 to 30,720, then 16."""
     parts = wanted(
         "tokens=10_240 batch_size=4; tokens=20480 batch_size=8; batch_size=16"
     )
@@ -297,7 +297,7 @@ def test_a_batch_that_grows_with_the_tokens():
 
 
 def test_batches_are_skipped():
-    """Back from step 25 to 12: the rows up to 25 are left out, now and when resumed."""
+    """After a rewind from step 25 to 12, the rows up to 25 are skipped."""
     parts = wanted("steps=10; steps=30 batch_size=32; length=512 batch_size=4")
     planned = place_phases(parts, 100, rows_of(SIZES))
     again = skip_batches(planned, 12, 25)
@@ -305,25 +305,25 @@ def test_batches_are_skipped():
     assert again[-1].example(12) == planned[1].example(25)
     made = change_phases(planned, again, 12)
     assert made[:3] == again and [p.start for p in made] == [0, 10, 12, 40]
-    # The next phase begins where the rows are, 13 updates of 32 further than planned.
+    # The next phase begins where the rows are, 13 updates of 32 later than planned.
     assert made[3].first == move_cursor(made[2].example(40), 1000, 240)
     assert change_phases(planned, made, 12) == change_phases(planned, made, 30) == made
-    # Once more, from the same place; and across a change of length.
+    # Skip again from the same place, and across a change of length.
     twice = change_phases(planned, skip_batches(made, 12, 20), 12)
     assert [p.start for p in twice] == [0, 10, 12, 40]
     assert twice[2].first == made[2].example(20)
-    # A ramp of mask rates goes on from where it began, then and in a resumed run.
+    # A ramp of mask rates continues from its beginning, also in a resumed run.
     assert [p.ramp_start for p in made] == [p.ramp_start for p in twice]
     assert [p.ramp_start for p in twice] == [None, None, 10, None]
     assert from_plain(to_plain(twice)) == twice
-    assert "ramp_start" not in to_plain(planned)[0]  # as earlier versions wrote them
+    assert "ramp_start" not in to_plain(planned)[0]  # as in files of earlier versions
     across = skip_batches(planned, 38, 44)
     first = move_cursor(planned[2].example(44), 240, 1000)
     assert (across[-1].start, across[-1].first) == (38, first)
 
 
 def test_a_ramp_goes_on_with_another_batch_size():
-    """Also after a rewind; another ramp begins anew."""
+    """A ramp also continues after a rewind; a different ramp begins anew."""
     parts = "steps=10; mask_rate=0.3:0.15"
     planned = place_phases(wanted(parts), 100, rows_of(SIZES))
     larger = place_phases(wanted(parts, batch_size=16), 100, rows_of(SIZES))
@@ -336,14 +336,14 @@ def test_a_ramp_goes_on_with_another_batch_size():
 
 
 def test_a_ramp_of_a_phase_that_is_added_is_its_own():
-    """It begins where the phase does, also in a run that goes on at that very step."""
+    """It begins with its phase, also in a run that resumes at that very step."""
     ramp = dict(mask_rate="0.3:0.15")
     whole = place_phases(wanted("", **ramp), 100, rows_of(SIZES))
     added = place_phases(wanted("steps=80; length=512", **ramp), 100, rows_of(SIZES))
     for step in (79, 80, 81):
         last = change_phases(added, whole, step)[-1]
         assert (last.start, last.ramp_start) == (max(step, 80), None)
-    # Rows that are longer from now on are no other phase.
+    # A longer row length for the rest of the run does not make it another phase.
     longer = place_phases(wanted("", length=512, **ramp), 100, rows_of(SIZES))
     assert change_phases(longer, whole, 40)[-1].ramp_start == 0
 

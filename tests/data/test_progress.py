@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much time is left, by a clock that stands still unless it is told."""
+"""Estimates of the remaining time, by a clock that moves only when it is told to."""
 
 import io
 import sys
@@ -17,7 +17,7 @@ def test_a_plain_line_says_units_and_the_time_that_their_work_leaves():
     plain = progress.Progress("prepare", total=100, unit="MB")
     plain.done = 25
     assert plain.line(10.0) == "prepare: 25.0 of 100.0 MB, 2.5 MB/s, 30 s left"
-    plain.begin()  # what took long before is over
+    plain.begin()  # earlier time does not count
     plain.done = 50
     assert plain.line(10.0) == "prepare: 50.0 of 100.0 MB, 2.5 MB/s, 20 s left"
     endless = progress.Progress("prepare", unit="MB")
@@ -46,11 +46,11 @@ def test_a_bar_goes_by_work_and_says_units(monkeypatch):
 
 
 class Clock:
-    """Time goes by what is computed: a second for a thousand padded tokens."""
+    """The clock moves with the computation: one second per thousand padded tokens."""
 
     def __init__(self, monkeypatch):
         self.now = 0.0
-        self.left = []  # seconds, as they were told after each batch
+        self.left = []  # the reported seconds after each batch
         own = progress.Progress.add
 
         def add(shown, *told, **work):
@@ -72,13 +72,13 @@ class Clock:
 
 
 def test_embed_estimates_by_padded_tokens(monkeypatch):
-    """Rows go longest first: by rows the first estimate was several times too high."""
+    """Long rows come first: counting rows made the first estimate far too high."""
     clock = Clock(monkeypatch)
     sizes = [500] * 32 + [40] * 800 + [10] * 800
     rows = [np.ones(size, np.int32) for size in sizes]
 
     class Vectors:
-        """Computed when they are asked for, as an accelerator does."""
+        """An array that is computed when it is read, as on an accelerator."""
 
         def __init__(self, ids):
             self.shape = ids.shape
@@ -100,7 +100,7 @@ def test_embed_estimates_by_padded_tokens(monkeypatch):
 
 
 def test_pll_estimates_by_padded_tokens(monkeypatch):
-    """Texts go shortest first, a row a token."""
+    """Short texts come first, with one row per token."""
     clock = Clock(monkeypatch)
     monkeypatch.setattr(pll, "Progress", progress.Progress)
     sizes = np.array([4] * 500 + [20] * 100 + [120] * 40)

@@ -34,7 +34,7 @@ def make(i):
 
 def test_near_duplicates_go_to_one_side():
     documents = [make(i) for i in range(300)]
-    # Copies with a new paragraph each: half of the shingles are in common.
+    # Each copy has a new paragraph: it shares half of its shingles.
     copies = [[*make(i), make(1000 + i)[0]] for i in range(300)]
     train, valid = builtin.split(documents + copies)
     assert 6 <= len(valid) <= 60
@@ -48,7 +48,7 @@ def test_paragraphs_of_train_leave_valid():
     documents = [make(i) for i in range(400)]
     _, valid = builtin.split(documents)
     shared = valid[0][0]
-    # Long documents that are no near-duplicates, but share a paragraph with valid.
+    # Long documents that are not near-duplicates but share a paragraph with valid.
     filler = [p for i in range(2000, 2020) for p in make(i)]
     train, valid = builtin.split([*documents, [shared, *filler]])
     inside = [any(shared in d for d in side) for side in (train, valid)]
@@ -92,7 +92,7 @@ def test_what_is_unfinished_or_damaged_is_made_again(small, tmp_path, monkeypatc
         file.write("x")
     assert builtin.materialise(tmp_path, str) == made and len(small) == 2
     (tmp_path / "builtin-docs" / "meta.json").write_text("{")
-    monkeypatch.setattr(directories.os, "fsync", lambda _: 1 / 0)  # dies on the way
+    monkeypatch.setattr(directories.os, "fsync", lambda _: 1 / 0)  # fail while writing
     with pytest.raises(ZeroDivisionError):
         builtin.materialise(tmp_path, str)
     assert builtin._read_meta(tmp_path / "builtin-docs") is None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of code as sources: by glob, and as JSON lines."""
+"""Source files of code: found by glob patterns, and as JSON lines."""
 
 import gzip
 import json

@@ -51,7 +51,7 @@ class Box<T> extends Base {   // a comment
 
 def test_types_of_java_by_scope():
     assert types_of("names", JAVA) == ["List", "List"]
-    # A field, what shadows it in a loop, a field of another one, the field again.
+    # A field, a variable that shadows it in a loop, another class's field, the field.
     assert types_of("size", JAVA) == ["int", "int", "String", "String", "int", "int"]
     assert types_of("depth", JAVA) == ["int[]", "int[]"]
     assert types_of("width", JAVA) == ["int", "int"]  # other.width()
@@ -64,7 +64,7 @@ def test_types_of_java_by_scope():
     assert types_of("name", JAVA) == ["String"]
     assert set(types_of("Box", JAVA)) == {CLASS} == set(types_of("List", JAVA))
     assert types_of("Deprecated", JAVA) == [MARK]
-    # What the file does not declare, and members of what it does not know.
+    # Names that the file does not declare, and members of unknown types.
     for name in ("print", "text", "get", "Map", "go", "items"):
         assert set(types_of(name, JAVA)) == {UNKNOWN}, name
 
@@ -104,7 +104,7 @@ def test_types_of_typescript():
         return types_of(name, TYPESCRIPT, "typescript")
 
     assert of("title") == ["string", "string"]
-    assert of("tags") == ["Array", UNKNOWN]  # a member is none without this
+    assert of("tags") == ["Array", UNKNOWN]  # members need `this`
     assert of("repo") == ["Repo", "Repo"]
     assert of("limit") == ["number"]
     assert of("find") == ["Promise", "Promise"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report on a corpus: exact when small, close when sampled, bounded."""
+"""The report on a corpus: exact if small, close if sampled, bounded in memory."""
 
 import re
 import sys
@@ -74,7 +74,7 @@ def test_near_duplicates():
 
 
 def test_many_copies_are_compared_with_the_first_alone(monkeypatch):
-    """A page that stands 20,000 times in a sample took a quarter of an hour."""
+    """With 20,000 copies of a page in a sample this took a quarter of an hour."""
     datasketch = pytest.importorskip("datasketch")
     real, compared = datasketch.MinHash.jaccard, []
 
@@ -105,7 +105,7 @@ def test_a_sample_keeps_likes_together():
     pytest.importorskip("datasketch")
     compared = duplicates.NearDuplicates(capacity=150)
     for i in range(1500):
-        text = words(60, i % 1000)  # the last 500 again, with another end
+        text = words(60, i % 1000)  # the last 500 repeat, with another end
         compared.add(Document([" ".join([*text, str(i)])]), "a.txt")
         assert len(compared.documents) <= 150
     (line,) = [n for n in compared.report() if "documents" in n]

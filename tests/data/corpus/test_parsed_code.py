@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parses that are kept: found again, by others too, and gone in the end."""
+"""Stored parses: found again, also by other processes, and removed at the end."""
 
 import gzip
 import json
@@ -39,12 +39,12 @@ def parse(path, text=ONE, fields=FIELDS):
 def test_what_is_found_is_what_was_parsed(parses, monkeypatch, text, fields):
     fresh = parse("", text, fields)
     assert parse(parses, text, fields) == fresh
-    monkeypatch.delattr(code_names.Code, "__init__")  # nothing is parsed any more
+    monkeypatch.delattr(code_names.Code, "__init__")  # from now on, parsing fails
     assert parse(parses, text, fields) == fresh
 
 
 def test_a_disk_that_takes_no_database_is_left_alone(tmp_path):
-    """Nothing is kept then, and texts are parsed again."""
+    """Then nothing is stored, and texts are parsed again."""
     (tmp_path / parsed_code.FILE).write_text("no database " * 100)
     assert parsed_code.keep_parses(tmp_path) == ""
     assert not [*tmp_path.iterdir()]

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from bertjax.data.corpus.sentences import _FULL_STOPS, RULE, split_sentences
 
-# One paragraph a case, | where it is to be split.
+# One paragraph per case; | marks the places where it has to be split.
 CASES = """
 Mr. Smith met Dr. Jones at St. Mary's.|They left.
 See e.g. Knuth, i.e. the book, vs. others, cf. Section 3.|It is long.
@@ -90,7 +90,7 @@ def test_nothing_is_lost(text):
         assert sentence and sentence == sentence.strip()
         assert whole.startswith(sentence)
         rest = whole[len(sentence) :]
-        # Only behind a CJK full stop may sentences touch.
+        # Sentences may only touch after a CJK full stop.
         touching = rest and not rest.startswith(" ")
         assert not touching or set(sentence) & set(_FULL_STOPS)
         whole = rest.removeprefix(" ")

@@ -112,7 +112,7 @@ def test_what_is_read_is_told_where_nothing_comes_of_it(pack, tmp_path):
 
 
 def test_a_long_line_of_control_characters_takes_little_memory():
-    """Five bytes a character, the line itself, the text and what becomes of it."""
+    """Five bytes per character: the line, its text, and the result."""
     data = [b"\x01\x0c" * (1 << 19)] * 4
     counter = text.Counter()
     tracemalloc.start()
@@ -177,7 +177,7 @@ def test_chunks_do_not_matter(parts, size):
     plain = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     plain = plain.decode(errors="replace").replace("\x00", "").split("\n")
     assert whole[0] == [p.strip() for p in plain[: -1 if not plain[-1] else None]]
-    # With a small limit the letters, and the documents they are in, stay.
+    # With a small limit, the letters and their documents stay the same.
     short = [
         list(text.group(iter(lines(c, 4)[0]), text.Counter())) for c in ([data], chunks)
     ]
@@ -267,7 +267,7 @@ def test_urls_go_through_epath(tmp_path, monkeypatch):
 
 def test_errors_of_urls_name_them(tmp_path, monkeypatch):
     class Failed(Exception):
-        """What the clouds' libraries raise is no OSError."""
+        """An error of a cloud library, which is no OSError."""
 
     class Far:
         length, mtime = 9, 0
@@ -304,7 +304,7 @@ def test_fingerprints_are_remembered_and_notice_changes(tmp_path, monkeypatch):
     path.write_text("one")
     (source,) = parse_sources(str(path), "k", "train")
     first = source.fingerprint(cache)
-    monkeypatch.setattr(files, "open_file", None)  # a read would fail
+    monkeypatch.setattr(files, "open_file", None)  # reading would fail
     assert source.fingerprint(cache) == first
     monkeypatch.undo()
     path.write_text("two")
@@ -322,7 +322,7 @@ def test_fingerprints_are_remembered_and_notice_changes(tmp_path, monkeypatch):
 
 
 def test_what_many_files_need_is_said_once():
-    """20,000 files of code with other line ends were 20,000 lines, at every start."""
+    """20,000 code files with other line ends used to print 20,000 lines at a start."""
     three = {f"{i}.java": {"crlf": i + 1, "bad_utf8": i % 2} for i in range(3)}
     assert [line.split(" (")[1] for line in Counts(three).lines()] == [
         "0.java)", "1.java)", "1.java)", "2.java)"
@@ -336,8 +336,8 @@ def test_what_many_files_need_is_said_once():
 
 
 def test_hashes_of_many_files_are_read_and_saved_together(tmp_path, monkeypatch):
-    """The table was read for each file and written for each new one, so that 10,000
-    files took minutes at every start, and 100,000 hours."""
+    """The table used to be read for each file and written for each new one, so that
+    10,000 files took minutes at every start, and 100,000 hours."""
     cache, done = tmp_path / "cache", []
     load, save = files.load_hashes, files.save_hashes
     monkeypatch.setattr(
@@ -355,11 +355,11 @@ def test_hashes_of_many_files_are_read_and_saved_together(tmp_path, monkeypatch)
             return [source.fingerprint(str(cache)) for source in sources]
 
     first = fingerprints()
-    # The table is read once more where new hashes are put beside those of others.
+    # The table is read once more to merge new hashes with those of other processes.
     assert done == ["load", "save", "load"]
     assert fingerprints() == first and done[3:] == ["load"]
     assert len(files.load_hashes(str(cache))) == 20
-    # What takes long to hash is saved at once, whatever comes of those behind it.
+    # A slow hash is saved at once, so that later errors cannot lose it.
     monkeypatch.setattr(files, "SAVED", 0.0)
     for number in range(20):
         (tmp_path / f"{number:02}.txt").write_text(f"other {number}")
@@ -367,7 +367,7 @@ def test_hashes_of_many_files_are_read_and_saved_together(tmp_path, monkeypatch)
     with pytest.raises(UserError, match=r"19\.txt"):
         fingerprints()
     monkeypatch.undo()
-    monkeypatch.setattr(files, "open_file", None)  # a read would fail
+    monkeypatch.setattr(files, "open_file", None)  # reading would fail
     sources.pop()
     assert len(fingerprints()) == 19
 
@@ -411,7 +411,7 @@ def test_tfds_absent(monkeypatch):
 def test_tfds_on_this_machine(tmp_path, monkeypatch):
     tf = pytest.importorskip("tensorflow")
     tfds = pytest.importorskip("tensorflow_datasets")
-    # Writing (not reading) needs a back-port that not every installation has.
+    # Writing, unlike reading, needs a back-port that some installations lack.
     monkeypatch.setitem(sys.modules, "importlib_resources", importlib.resources)
     rows = {"text": [f"Line {i}.\n\nNext\tone." for i in range(20)], "n": range(20)}
     tfds.dataset_builders.store_as_tfds_dataset(
@@ -549,7 +549,7 @@ print(len(text("**/*.txt")))
 
 
 def test_what_is_no_regular_file_is_refused_before_it_is_opened(tmp_path):
-    """Opening a pipe waits for whoever writes it: for ever, if nobody does."""
+    """Opening a pipe waits for its writer, forever if there is none."""
     (tmp_path / "a.txt").write_text("One.")
     command = [sys.executable, "-c", ODD_FILES.replace("**/*", "**/a")]
     found = subprocess.run(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every host half promises, shipped ones and one from outside the package."""
+"""The promises of every host half: the shipped ones and one from outside."""
 
 import dataclasses
 
@@ -72,7 +72,7 @@ def test_specs_state_every_array(name, packed):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_row_depends_on_itself_alone(name, packed):
-    """In the batch and by itself, on one host and on four."""
+    """A row is the same in a whole batch and alone, on one host and on four."""
     made = batches(name, packed)
     whole = made.batch(5)
     for rows in (slice(4, 8), np.array([11])):
@@ -81,7 +81,7 @@ def test_a_row_depends_on_itself_alone(name, packed):
 
 
 def test_places_of_rows_do_not_depend_on_the_batch_size(name):
-    """Rows 32 to 47 of a run, as a batch of 16 and as half of one of 32."""
+    """Compare rows 32 to 47 of a run in a batch of 16 and in half a batch of 32."""
     small, large = batches(name), batches(name, batch_size=2 * B)
     a, b = small.batch(2), large.batch(1, slice(0, B))
     assert all((a[k] == b[k]).all() for k in a)
@@ -102,10 +102,10 @@ def test_evaluations_repeat_and_leave_out_what_fills_up(name):
 def test_specials_are_never_predicted_nor_drawn(name, packed):
     made = batches(name, packed)
     if "clm" in name or name in ("prefix", "dialogue"):
-        return  # which predict where a text ends
+        return  # they predict the separator at the end of a text
     for step in range(3):
         seen = made.inspect(step)
-        if seen.origin is None:  # of two sides: specials that stand in a text's place
+        if seen.origin is None:  # two sides: masks and sentinels replace text
             hidden = seen.batch["input_ids"][seen.predicted]
             assert np.isin(hidden, [TOKENIZER.mask_id, *SENTINELS]).all()
             assert seen.counts.get("special_selected", 0) == 0
@@ -126,7 +126,7 @@ def test_what_people_are_told(name):
 
 
 def test_shares_are_told_as_they_are():
-    """A rate of 12.5% is no 12%, and one of 0.5% is not none."""
+    """12.5% must not be rounded to 12%, nor 0.5% to 0%."""
     shares = 0.15, 0.125, 0.005, 0.07, 1 / 3, 1
     told = ["15%", "12.5%", "0.5%", "7%", "33.3%", "100%"]
     assert [*map(percent, shares)] == told
@@ -135,7 +135,7 @@ def test_shares_are_told_as_they_are():
 @settings(max_examples=25)
 @given(data=st.data())
 def test_rows_of_any_length(data):
-    """From a single token to a full row; everything within its room."""
+    """Rows from a single token to a full row fit in the room of each array."""
     name = data.draw(st.sampled_from(HALVES))
     made = batches(name)
     raw = made.features.raw
@@ -174,14 +174,14 @@ HASHES = {
 
 
 def test_golden_hashes():
-    """A run must be the same run after an upgrade: change these only with a reason."""
+    """A run must stay the same after an upgrade: change these only for a reason."""
     made = {n: batch_sha256(batches(n, n != "mlm").batch(9))[:16] for n in HASHES}
     assert made == HASHES
 
 
 def test_a_ramp_goes_from_one_rate_to_the_other():
     made = dataclasses.replace(batches("mlm", rate="0.5:0.1"), end=100)
-    assert made.P == 16  # of the higher rate
+    assert made.P == 16  # P for the higher rate
     shares = []
     for step in (0, 50, 99):
         batch = made.batch(step)

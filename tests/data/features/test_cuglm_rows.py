@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of CugLM: two copies, names that are masked whole, and their types."""
+"""Rows of CugLM: two copies, names that are masked as a whole, and their types."""
 
 from types import SimpleNamespace
 
@@ -37,7 +37,7 @@ def make(features, ids, types, **more):
 
 
 def test_the_worked_example():
-    """That of the docstring, with room for both names."""
+    """The example in the docstring, with room for both names."""
     features = half(rate=0.5)
     assert (features.raw, features.predictions) == (6, 3)
     batch = make(features, [2, 17, 25, 31, 46, 3], [0, 7, 7, 0, 2, 0])
@@ -68,14 +68,14 @@ def test_a_causal_masked_copy_sees_what_is_before():
 
 
 def test_the_budget_is_that_of_the_article():
-    """min(30, max(1, round(0.15 n)))."""
+    """The budget is min(30, max(1, round(0.15 n)))."""
     for length, most in ((16, 1), (40, 3), (256, 19), (1024, 30)):
         assert half(length).predictions == most
     assert half(1024, max_predictions=40).predictions == 40
     features = half(256)
     ids = np.full((3, 128), 50, np.int32)
     ids[1, 64:] = ids[2, 3:] = PAD
-    types = 2 + np.arange(128) % 2  # each a name of its own
+    types = 2 + np.arange(128) % 2  # each token is a name
     batch = make(features, ids, np.where(ids == PAD, 0, types))
     assert batch["mlm_weights"].sum(axis=1).tolist() == [19, 10, 1]
 
@@ -112,7 +112,7 @@ def test_unknown_tokens_are_names_and_special_ones_are_none():
 
 
 def store(sentences=300, documents=30):
-    """Text whose types are a function of the token: names end at every third."""
+    """Return a text in which a token decides its type; every third token has none."""
     made = fake_store(sentences, documents, size=V)
     made.streams = {"type": ("token", type_of(made.tokens).astype(np.uint16))}
     return made
@@ -124,7 +124,7 @@ def type_of(ids):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_types_survive_truncation_and_packing(packed):
-    """Pairs are cut at both ends, of either side."""
+    """Pairs are truncated at both ends of both sides."""
     features, text = half(64), store()
     plan = make_plan(
         text, "pairs", features.raw, 5, packed=packed, pair_rule="nsp", max_segments=3
@@ -145,7 +145,7 @@ def test_types_survive_truncation_and_packing(packed):
         masked = (batch["input_ids"] == MASK).sum(axis=1)
         assert (masked == batch["mlm_weights"].sum(axis=1)).all()
         names += batch["mlm_names"].max(axis=1).sum()
-        # The clean copy is what was gathered.
+        # The clean copy is the gathered row.
         R, real = features.raw, seen.gathered["attention_mask"] > 0
         clean = batch["input_ids"][:, R:][real]
         assert (clean == seen.gathered["input_ids"][real]).all()
@@ -179,7 +179,7 @@ def test_ranges(tokens, length, rate):
     count = int(batch["mlm_weights"].sum())
     n = int((ids != PAD).sum())
     assert count <= min(features.predictions, max(1, round(rate * n)), 30)
-    # A name is masked as a whole, or not at all.
+    # A name is masked as a whole or not at all.
     chosen = np.zeros(R, bool)
     chosen[batch["mlm_positions"][0, :count]] = True
     assert (batch["mlm_positions"][0, :count] < R).all()

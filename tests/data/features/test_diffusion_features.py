@@ -19,7 +19,7 @@ OBJECTIVES = ["diffusion", "diffusion:schedule=cosine", "diffusion:block=4"]
 
 
 def gather(lengths, raw, first=0, packed=False):
-    """Return rows of text, each of sequences of these lengths, specials included."""
+    """Return rows of text with sequences of these lengths, special tokens included."""
     draw = np.random.default_rng(5)
     names = ["input_ids", "attention_mask", "token_type_ids"]
     names += ["segment_ids", "position_ids"] * packed
@@ -47,7 +47,7 @@ def make(objective, rows, length, **keys):
 # ---------------------------------------------------------------- a row
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_what_a_row_holds(objective):
-    """Masks are [MASK], special tokens stay, and each mask weighs the same."""
+    """Masks are [MASK], special tokens stay, and counts are right."""
     rows = gather([[12], [7], [2], [12]], 12, first=1000)
     length = 24 if "block" in objective else 12
     half, batch = make(objective, rows, length)
@@ -71,7 +71,7 @@ def test_what_a_row_holds(objective):
 
 
 def test_weights_are_those_of_the_rate():
-    """By rates alone: linear mdlm (1 - eps) / p, llada 1 / p, none 1."""
+    """Weights depend on the rate p: linear mdlm (1 - eps) / p, llada 1 / p, none 1."""
     place, eps = np.arange(50), 1e-3
     rate, weight = make_half("diffusion", TOKENIZER, 8).rates(place, 2)
     np.testing.assert_allclose(weight, (1 - eps) / rate, rtol=1e-12)
@@ -92,8 +92,8 @@ def test_weights_are_those_of_the_rate():
     ],
 )
 def test_cosine_is_the_published_one(t, rate, weight):
-    """Numbers of CosineNoise (kuleshov-group/bd3lms, noise_schedule.py, run at eps
-    1e-3), whose weight has eps in its denominator a second time."""
+    """Compare with CosineNoise (kuleshov-group/bd3lms, noise_schedule.py, run at eps
+    1e-3), which adds eps to the denominator of the weight a second time."""
     half, eps = make_half("diffusion:schedule=cosine", TOKENIZER, 8), 1e-3
     own = eps + (1 - eps) * half.schedule.share(t)
     slope = (1 - eps) * half.schedule.slope(t)
@@ -114,8 +114,8 @@ def test_cosine_is_the_published_one(t, rate, weight):
     ],
 )
 def test_rates_lie_where_they_should(options, low, high, mean, whole):
-    """Ends and mean of the rates, and of what the bound needs: weight x rate adds up to
-    the rates that t passes through."""
+    """Check the ends and mean of the rates, and what the bound needs: the mean of
+    weight x rate is the range of rates that t passes through."""
     half = make_half(f"diffusion:{options}", TOKENIZER, 8)
     rate, weight = half.rates(np.arange(20_000), 1)
     assert low - 1e-12 <= rate.min() <= low + 2e-3 + low * 1e-3
@@ -128,7 +128,7 @@ def test_rates_lie_where_they_should(options, low, high, mean, whole):
 
 # ---------------------------------------------------------------- by place alone
 def star_discrepancy(points):
-    """Return the largest difference of a share of points below x, and x."""
+    """Return the largest difference between x and the share of points below x."""
     x, n = np.sort(points), len(points)
     below = np.arange(n)
     return max((x - below / n).max(), ((below + 1) / n - x).max())
@@ -136,8 +136,8 @@ def star_discrepancy(points):
 
 @pytest.mark.parametrize(("stride", "bound"), [(1, 0.012), (2, 0.016), (16, 0.035)])
 def test_neighbouring_rows_share_the_rates_evenly(stride, bound):
-    """256 places, wherever they begin; of a mixture every so many-th is a diffusion's.
-    256 independent draws have 0.054 on average."""
+    """256 places from any start; in a mixture, only every stride-th row is diffusion's.
+    256 independent draws have a discrepancy of 0.054 on average."""
     starts = [0, 1, 77, 10**6 + 3, 3 * 10**9, 2**40 - 12345]
     found = [
         star_discrepancy(spread_evenly(first + stride * np.arange(256), np.array(unit)))
@@ -148,12 +148,12 @@ def test_neighbouring_rows_share_the_rates_evenly(stride, bound):
     within = [
         star_discrepancy(spread_evenly(np.array(p), np.arange(64))) for p in starts
     ]
-    assert max(within) < 0.04  # 64 draws: 0.11
+    assert max(within) < 0.04  # independent draws: 0.11
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_each_column_is_masked_at_the_rates(schedule):
-    """Chi-square over the columns of text, 16 degrees of freedom."""
+    """Run a chi-square test over the columns of text, with 16 degrees of freedom."""
     rows = gather([[18]] * 4000, 18, first=999)
     half, batch = make(f"diffusion:schedule={schedule}", rows, 18)
     rate = half.rates(rows.place, 1)[0]
@@ -163,7 +163,7 @@ def test_each_column_is_masked_at_the_rates(schedule):
 
 
 def test_tokens_are_masked_by_themselves():
-    """Chi-square of the masks in a row against the binomial law of one rate."""
+    """Compare the masks per row with the binomial distribution of one rate."""
     rows = gather([[18]] * 4000, 18)
     _, batch = make("diffusion:low=0.3,high=0.3", rows, 18)
     found = np.bincount((batch["diffusion_weights"] > 0).sum(1), minlength=17)
@@ -198,7 +198,8 @@ def test_a_block_of_a_whole_row_is_no_block(block):
 @pytest.mark.parametrize("block", [1, 2, 3, 5])
 @pytest.mark.parametrize("packed", [False, True])
 def test_who_sees_whom_is_bd3s_mask(block, packed):
-    """block_diff_mask of kuleshov-group/bd3lms, models/dit.py: M_BD, M_OBC, M_BC."""
+    """Compare with block_diff_mask of kuleshov-group/bd3lms, models/dit.py: M_BD,
+    M_OBC, M_BC."""
     raw = 14
     sizes = [[14], [6, 5, 3], [3, 9]] if packed else [[14], [9], [2]]
     rows = gather(sizes, raw, packed=packed)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BART's noise: what each operation may and may not do, and by which laws."""
+"""BART's noise: the effects and limits of each operation, and its distribution."""
 
 from collections import Counter
 from itertools import pairwise
@@ -33,7 +33,7 @@ def half(noise, length=64, **keys):
 
 
 def rows_of(*documents, width=62, b=1, seed=0):
-    """Rows that are all [CLS] and these documents, each with [SEP] behind it."""
+    """Return b equal rows: [CLS] and these documents, with [SEP] after each."""
     ids = [CLS, *(t for document in documents for t in [*document, SEP])]
     assert len(ids) <= width
     row = np.pad(np.array(ids, np.int32), (0, width - len(ids)))
@@ -45,7 +45,7 @@ def rows_of(*documents, width=62, b=1, seed=0):
 
 
 def corrupt(noise, *documents, b=1, seed=0, length=64, **keys):
-    """Return what is left of the rows, each a list of documents, and the counts."""
+    """Return the corrupted rows, each a list of documents, and the counts."""
     made = half(noise, length, **keys)
     rows = rows_of(*documents, width=made.raw, b=b, seed=seed)
     batch = made.make(rows)
@@ -93,7 +93,7 @@ def test_what_operations_do(documents, seed, unit):
     how = dict(seed=seed, mask_unit=unit)
     text = [t for d in documents for t in d]
     units = sum(1 for d in documents for _ in words(d, unit))
-    some = -(-units // 4)  # of 0.25
+    some = -(-units // 4)  # a share of 0.25
 
     (out,), _ = corrupt("permute", *documents, **how)
     for before, after in zip(documents, out, strict=True):
@@ -153,7 +153,7 @@ def all_words(documents, unit):
 
 
 def resplit(after, before):
-    """Cut a permuted document into sentences of the lengths that it has now."""
+    """Cut a permuted document into its sentences, in their new order."""
     left, out = Counter(sentences(before)), []
     while after:
         one = next(s for s in left if left[s] and fits(after, s, left))
@@ -164,7 +164,7 @@ def resplit(after, before):
 
 
 def fits(after, sentence, left):
-    """True where what is left can be cut so that this sentence comes first."""
+    """Return whether the rest can be cut so that this sentence comes first."""
     if tuple(after[: len(sentence)]) != sentence:
         return False
     rest, after = left.copy(), after[len(sentence) :]
@@ -191,7 +191,7 @@ def test_infilling_keeps_its_budget(documents, seed, unit, mean):
     assert left.count(UNK) == text.count(UNK)
     masks = now.count(MASK)
     fitted = counts["spans"] - counts["zero_length_spans_refused"]
-    # A special token or the end of a document within a span parts its mask.
+    # A special token or the end of a document within a span adds a mask.
     assert fitted <= masks <= fitted + text.count(UNK) + len(documents) - 1
     for before, after in zip(documents, out, strict=True):
         assert is_subsequence([t for t in after if t != MASK], before)
@@ -204,7 +204,8 @@ def test_all_operations_in_order():
         "sentences", "spans", "masked_units", "deleted_units", "inserted",
         "substituted_units", "documents_rotated",
     }  # fmt: skip
-    # Counts are of what the operation before has left: 42 tokens, ceil(0.3 42) hidden.
+    # Each operation counts the output of the one before: 42 tokens, ceil(0.3 42)
+    # hidden.
     left = 42 - 13
     assert counts["masked_units"] == 3 and left - 3 == 26
     assert counts["deleted_units"] == 3 and counts["inserted"] == 2  # of 23
@@ -219,7 +220,7 @@ def test_lengths_of_spans_are_poisson():
     assert many.sum() == len(lengths)
     sums = np.add.reduceat(lengths, np.cumsum(many) - many)
     assert (sums == 500).all()
-    whole = np.delete(lengths, np.cumsum(many) - 1)  # the last is trimmed
+    whole = np.delete(lengths, np.cumsum(many) - 1)  # the last one is trimmed
     observed = np.bincount(np.minimum(whole, 10), minlength=11)
     table = poisson_table(3.5)
     shares = np.diff(np.append(table[:10], 1.0), prepend=0)
@@ -229,7 +230,7 @@ def test_lengths_of_spans_are_poisson():
 def test_spans_lie_anywhere():
     out, _ = corrupt("infill:poisson:1000:0.3", [*range(10, 20)], b=8_000)
     places = [document.index(MASK) for (document,) in out]
-    assert all(len(document) == 8 for (document,) in out)  # one span of 3
+    assert all(len(document) == 8 for (document,) in out)  # one span of 3 tokens
     counts = np.bincount(places, minlength=8)
     assert len(counts) == 8 and stats.chisquare(counts).pvalue > 1e-3
 
@@ -243,7 +244,7 @@ def test_orders_and_turns_are_uniform():
     counts = Counter(tuple(document) for (document,) in out)
     assert len(counts) == 5 and stats.chisquare([*counts.values()]).pvalue > 1e-3
     out, counts = corrupt("rotate:0.25", [10, 11, 12, 13, 14], b=6_000)
-    assert 0.17 < counts["documents_rotated"] / 6_000 < 0.23  # 4 of 5 turns are one
+    assert 0.17 < counts["documents_rotated"] / 6_000 < 0.23  # 4 of 5 change it
 
 
 def test_insertions_lie_anywhere_and_replacements_are_drawn_alike():
@@ -289,7 +290,7 @@ def test_masks_of_no_length_are_refused_where_a_text_would_grow():
     assert counts["zero_length_spans_refused"] > 0
     assert counts["zero_length_spans"] > counts["zero_length_spans_refused"]
     assert all(len(document) <= 20 for (document,) in out)
-    # One behind the last word stands before [SEP], behind the whole word.
+    # A mask after the last word comes after all its pieces and before [SEP].
     text = [10, 12, 13, 14, 15]
     out, _ = corrupt("infill:poisson:1:0.3", text, b=300, mask_unit="word")
     ends = [document for (document,) in out]

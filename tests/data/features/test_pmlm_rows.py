@@ -26,8 +26,8 @@ COPIED = ["input_ids", "attention_mask", "token_type_ids", "segment_ids"]
 
 
 def gathered(b, length, packed=False, seed=0):
-    """Make b rows of random text, of every length from 2 up to the full one; packed
-    ones of two sequences."""
+    """Make b rows of random text, with lengths from 2 to the full row; packed rows have
+    two sequences."""
     keys = counter_rng.fold(seed, "rows", np.arange(b))
     least = 6 if packed else 2
     used = least + counter_rng.below(keys, 0, length + 1 - least)
@@ -52,7 +52,7 @@ def is_likely(observed, expected):
 
 
 def one_row(free, budget, blocks=0.4, longest=6, attempts=10_000, seed=0, b=1):
-    """Draw the blocks of b rows that are all alike."""
+    """Draw the blocks of b equal rows."""
     rows = np.broadcast_to(np.asarray(free, bool), (b, len(free)))
     keys = counter_rng.fold(seed, "blocks", np.arange(b))
     budgets = np.full(b, budget)
@@ -62,7 +62,7 @@ def one_row(free, budget, blocks=0.4, longest=6, attempts=10_000, seed=0, b=1):
 # ---------------------------------------------------------------- layout
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_layout_by_hand(monkeypatch, packed):
-    """The example of the docstring, with a slot to spare."""
+    """The example in the docstring, with a spare slot."""
     half = make_half("pmlm", TOKENIZER, 10, corruption="1,0,0", rate=0.3)
     assert (half.raw, half.predictions) == (6, 2)
     steps = np.array([[0, 0, 2, 1, 0, 0], [0, 1, 0, 0, 0, 0]], np.int32)
@@ -147,7 +147,7 @@ def test_copies_stand_for_what_was_chosen(packed):
         return np.take_along_axis(batch[name], where, 1)[used]
 
     truth = np.take_along_axis(before["input_ids"], at, 1)[used]
-    assert (truth >= 5).all()  # nothing special
+    assert (truth >= 5).all()  # no special tokens
     assert (batch["mlm_ids"][used] == truth).all()
     assert (batch["par_ids"] == batch["mlm_ids"]).all()
     assert (batch["par_weights"] == batch["mlm_weights"]).all()
@@ -158,7 +158,7 @@ def test_copies_stand_for_what_was_chosen(packed):
         assert (take(name, original) == take(name, at)).all(), name
     step = take("attention_steps", original)
     assert (step > 0).all() and (take("attention_steps", pseudo) == -step).all()
-    # What was not chosen is as it was, and unused slots are padding.
+    # Tokens that were not chosen are unchanged, and unused slots are padding.
     own = np.arange(R)[None] == np.where(used, at, -1)[..., None]
     kept = ~own.any(axis=1)
     assert (batch["input_ids"][:, :R] == before["input_ids"])[kept].all()
@@ -167,7 +167,7 @@ def test_copies_stand_for_what_was_chosen(packed):
     assert not batch["attention_mask"][:, R : R + 2 * P][spare].any()
     assert not batch["attention_steps"][:, R : R + 2 * P][spare].any()
     assert (batch["text_tokens"] == before["attention_mask"].sum(axis=1)).all()
-    # The corruption is as it was asked for, and the lengths are those of the blocks.
+    # The corruption has the given shares, and the lengths are those of the blocks.
     new = take("input_ids", at)
     fates = [(new == MASK).sum(), ((new != MASK) & (new != truth)).sum()]
     shares = np.array([0.5, 0.3 * 44 / 45, 0.2 + 0.3 / 45])
@@ -179,7 +179,7 @@ def test_copies_stand_for_what_was_chosen(packed):
 
 # ---------------------------------------------------------------- blocks
 def test_attempts_in_order(monkeypatch):
-    """The example of the docstring; places count the tokens that are free."""
+    """The example in the docstring; places count the free tokens."""
     begins, lengths = [1, 0, 3, 3, 4], [2, 2, 3, 1, 1]
 
     def scripted(values):
@@ -199,8 +199,8 @@ def test_attempts_in_order(monkeypatch):
 
 
 def test_the_law_of_the_first_block():
-    """A length that the row has no room for at its place is drawn again: of n free
-    tokens in a row n - length + 1 places are left for it."""
+    """A length that does not fit at its place is drawn again: with n free tokens in a
+    row, n - length + 1 places remain for it."""
     n, b = 40, 60_000
     found = one_row(np.ones(n), 12, b=b) == 1
     length, first = found.sum(axis=1), found.argmax(axis=1)
@@ -213,7 +213,7 @@ def test_the_law_of_the_first_block():
 
 
 def test_the_law_of_whole_rows_by_enumeration():
-    """Every way to choose 3 tokens of a row with a gap, by its exact probability."""
+    """Compare all choices of 3 tokens in a row with a gap with exact probabilities."""
     free, budget, blocks, longest, b = (0, 1, 1, 1, 1, 0, 1), 3, 0.4, 3, 100_000
     places = [i for i, ok in enumerate(free) if ok]
     law: Counter[tuple[int, ...]] = Counter()
@@ -254,7 +254,7 @@ def test_the_law_of_whole_rows_by_enumeration():
     seed=st.integers(0, 99),
 )
 def test_budgets_are_met_exactly(free, budget, blocks, longest, attempts, seed):
-    """Whatever the row, and where attempts run out too."""
+    """The budget is met for any row, also if the attempts run out."""
     [row] = one_row(free, budget, blocks, longest, attempts, seed)
     assert np.count_nonzero(row) == min(budget, sum(free))
     assert not row[~np.array(free)].any()
@@ -274,7 +274,7 @@ def test_single_tokens_fill_up_in_random_order():
 @settings(max_examples=40)
 @given(length=st.integers(1, 60), b=st.integers(1, 5), seed=st.integers(0, 99))
 def test_rows_of_any_text(length, b, seed):
-    """From one token on; rows of nothing but special ones predict nothing."""
+    """Texts have one token or more; rows of special tokens alone predict nothing."""
     half = make_half("pmlm", TOKENIZER, 80, rate=0.15)
     rows = gathered(b, half.raw, seed=seed)
     real = (np.arange(half.raw) < length).astype(np.int32)

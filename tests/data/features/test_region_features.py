@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One side of a row is masked, never both, and a hidden region is nowhere."""
+"""One side of a row is masked, never both, and a hidden region occurs nowhere."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def table(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def made(table):
-    """Batches, and one of 400 rows with what it was made of."""
+    """Return batches, and one batch of 400 rows with its gathered arrays."""
     batches = make_batches(*read(table, max_regions=8), batch_size=400)
     return batches, batches.gathered(0).arrays, batches.batch(0)
 
@@ -71,7 +71,7 @@ def test_what_is_masked_is_there_and_is_the_target(table):
         assert not batch["region_targets"][i, len(at) :].any()
         truth = before["region_classes"][i][at]
         assert (batch["region_classes"][i, : len(at)] == truth).all()
-    # Any region may be hidden.
+    # Every region gets hidden in some row.
     chosen = batch["region_positions"][batch["region_weights"] > 0]
     assert {*chosen.tolist()} == {*range(6)}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""T5's spans: sizes, the law of spans, both sides put together again."""
+"""T5's spans: sizes, distribution, and joining both sides into the text."""
 
 from collections import Counter
 from itertools import pairwise
@@ -34,7 +34,7 @@ def half(length=64, options="", tokenizer=TOKENIZER, **keys):
 
 
 def row_of(texts, raw, packed=False):
-    """Lay texts out as a plan does: one row, or its documents with separators."""
+    """Lay texts out as a plan does: one packed row, or documents with separators."""
     ids, segments, places = [], [], []
     for number, text in enumerate(texts, 1):
         opens = packed or number == 1
@@ -72,7 +72,7 @@ def sides(batch, row, packed):
 
 
 def together(read, written):
-    """Put the spans of a target into the gaps of its input."""
+    """Insert the spans of a target into the gaps of its input."""
     assert read[-1] == written[-1] == SEP
     first = np.flatnonzero(np.isin(written, SENTINELS))
     spans = dict(zip(written[first], np.split(written[:-1], first)[1:], strict=True))
@@ -83,7 +83,7 @@ def together(read, written):
 
 # ---------------------------------------------------------------- sizes
 def t5_lengths(length, density=0.15, mean=3.0):
-    """The lengths that T5's random_spans_helper finds for inputs of so many slots."""
+    """Return the lengths that T5's random_spans_helper finds for inputs of `length`."""
 
     def sizes(tokens):
         noise = round(tokens * density)
@@ -109,12 +109,12 @@ def test_counts_round_as_t5_does():
     noise, spans = span_counts(n, np.float32(0.15), np.float32(3))
     assert noise.tolist() == [0, 0, 1, 1, 2, 4, 8, 85]
     assert spans.tolist() == [0, 0, 1, 1, 1, 1, 3, 28]
-    # As many spans as the tokens that are kept, at most.
+    # There are at most as many spans as kept tokens.
     assert span_counts(np.array([8]), np.float32(0.8), np.float32(1))[1] == [2]
 
 
 def test_worked_example():
-    """That of the docstring: noise 2 of 8 (round(0.25 8)), in 2 spans of 1."""
+    """The example in the docstring: 2 of 8 tokens (round(0.25 8)) in 2 spans of 1."""
     made = half(16, ":density=0.25,mean=1")
     text = [17, 25, 31, 46, 50, 51, 52, 53]
     batch = made.make(rows_of(row_of([text], made.raw), 3))
@@ -154,7 +154,7 @@ def test_both_sides_together_are_the_text(texts, packed, seed, options):
             assert len(written) == (noise + spans + 1).item()
     predicted = batch["lm_ids"][batch["lm_weights"] > 0]
     assert not np.isin(predicted, [PAD, UNK, CLS, MASK]).any()
-    # What the decoder reads is what it has predicted, text by text.
+    # The decoder reads what it has predicted so far, text by text.
     shifted = batch["decoder_input_ids"][0]
     begins = batch.get("decoder_position_ids", np.arange(made.target)[None])[0] == 0
     assert (shifted[begins] == PAD).all()
@@ -191,19 +191,19 @@ def test_partitions_are_uniform():
     parts = random_parts(keys, np.full(30_000, 6), np.full(30_000, 3)).reshape(-1, 3)
     assert (parts.sum(axis=1) == 6).all() and (parts > 0).all()
     _, counts = np.unique(parts, axis=0, return_counts=True)
-    assert len(counts) == 10  # 5 over 2
+    assert len(counts) == 10  # 5 choose 2
     assert stats.chisquare(counts).pvalue > 1e-3
 
 
 def test_spans_are_t5s_in_law():
-    """All positions of 3 + 3 tokens in 2 spans of 6 tokens, equally often."""
+    """All ways to hide 3 of 6 tokens in 2 spans are equally frequent."""
     made = half(32, ":density=0.5,mean=1.5")
     b = 8_000
     arrays = row_of([[10, 11, 12, 13, 14, 15]], made.raw)
     arrays = {name: np.repeat(values, b, axis=0) for name, values in arrays.items()}
     batch = made.make(rows_of(arrays))
     found, counts = np.unique(batch["input_ids"], axis=0, return_counts=True)
-    assert len(found) == 4  # two ways to part the noise, two to part the rest
+    assert len(found) == 4  # two ways to split the noise, two to split the rest
     assert stats.chisquare(counts).pvalue > 1e-3
 
 
@@ -225,7 +225,7 @@ def test_counts_for_people():
     counts = made.tell({**arrays, "keys": rows.keys}, made.make(rows))
     assert (counts["selected"], counts["spans"], counts["target_tokens"]) == (6, 2, 9)
     assert counts["masked"] == 6 and counts["special_selected"] == 0
-    # An unknown word is one of the text, in a span or outside.
+    # An unknown word is part of the text, within a span or outside.
     ids = arrays["input_ids"]
     unknown = {**arrays, "input_ids": np.where(ids > 9, UNK, ids)}
     told = made.tell({**unknown, "keys": rows.keys}, made.make(rows))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Concept masking: as many words of a concept as others, and the labels of both."""
+"""Concept masking: as many words of a concept as others, and labels for both."""
 
 import numpy as np
 import pytest
@@ -43,8 +43,8 @@ def chosen(out, shape):
 
 def test_the_example_of_the_docstring():
     noise = np.array([[8, 9, 2, 11, 4]], np.uint64) << np.uint64(8)
-    noise |= np.arange(5, dtype=np.uint64)  # in order: c e a b d
-    noise[0, 4] = 4  # e c a b d
+    noise |= np.arange(5, dtype=np.uint64)  # noise order: c e a b d
+    noise[0, 4] = 4  # noise order: e c a b d
     begins = np.ones((1, 5), bool)
     marks = np.array([[0, 1, 0, 0, 1]], np.uint8) * CONCEPT
     units = find_units(begins, begins)
@@ -74,7 +74,8 @@ def test_as_many_of_the_concept_as_others_and_whole_words(seed, hidden, rate):
         words = {
             (w, m) for w, m in zip(word[r][where[r]], mine[r][where[r]], strict=True)
         }
-        # a word that a separator parts is numbered once; count stretches
+        # A separator within a word makes two stretches with one number; check
+        # stretches.
         assert all(where[r][(word[r] == w) & (ids[r] >= 5)].all() for w, _ in words)
         assert sum(m for _, m in words) * 2 == len(words)
 
@@ -86,7 +87,7 @@ def test_each_word_is_chosen_as_often_and_corrupted_in_the_shares():
     concept[:, [3, 8, 15]] = True
     out = mask(ids, concept, rate=0.19)
     where = chosen(out, ids.shape)
-    assert (where.sum(1) == 4).all()  # two pairs of the three concept words
+    assert (where.sum(1) == 4).all()  # two pairs; there are three concept words
     counts = where.sum(0)
     assert stats.chisquare(counts[[3, 8, 15]]).pvalue > 1e-4
     assert stats.chisquare(np.delete(counts, [0, 3, 8, 15, 21])).pvalue > 1e-4
@@ -94,7 +95,7 @@ def test_each_word_is_chosen_as_often_and_corrupted_in_the_shares():
     seen, truth = out.input_ids[where], ids[where]
     shares = [(seen == MASK).sum(), ((seen != MASK) & (seen != truth)).sum()]
     shares.append(len(seen) - sum(shares))
-    drawn = 1 / (V - 5)  # a random token may be the true one
+    drawn = 1 / (V - 5)  # a random token may equal the true one
     expected = np.array([0.8, 0.1 * (1 - drawn), 0.1 * (1 + drawn)]) * len(seen)
     assert stats.chisquare(shares, expected).pvalue > 1e-4
     assert seen[(seen != MASK) & (seen != truth)].min() >= 5

@@ -18,7 +18,7 @@ from bertjax.data.tokenizers.word_pairs import swap_text, written_forms
 
 V, PAD, CLS, SEP, MASK = 50, 0, 2, 3, 4
 VOCABULARY = fake_tokenizer(V, word_starts=np.arange(V) < 30)
-# 7 and 9, and the words (11, 30) and (12, 31)
+# The pairs: 7 and 9, and the two-piece words (11, 30) and (12, 31).
 PAIRS = {(7,): [(9,)], (9,): [(7,)], (11, 30): [(12, 31)], (12, 31): [(11, 30)]}
 TABLES = make_tables(VOCABULARY, pairs=make_similar(PAIRS))
 ROW = [CLS, 7, 11, 30, 9, SEP, 7, 32, 12, 31, 30, SEP, PAD]
@@ -30,7 +30,7 @@ def test_whole_words_change_in_the_rows_that_are_drawn():
     rows = Rows(ids, (ids != PAD).astype(np.int32), np.zeros(3, np.uint64))
     out = swap_words(rows, TABLES, np.array([True, False, True]))
     assert out.tolist() == [OTHER, ROW, ROW]
-    assert (ids == [ROW, ROW, OTHER]).all()  # what was given stays as it was
+    assert (ids == [ROW, ROW, OTHER]).all()  # the input is unchanged
 
 
 def test_twice_is_nothing_whatever_the_row():
@@ -79,7 +79,8 @@ def test_pairs_of_unlike_numbers_of_pieces_are_counted(tokenizer):
     pairs = {"he": "she", "actor": "actress", "king": "queen", "man": "woman"}
     pairs |= {b: a for a, b in pairs.items()}
     table = make_pair_table(written_forms(pairs), tokenizer)
-    # he, He, actor, man and back; king and queen; the capitals of all others unknown
+    # Known: he, He, actor, man and their partners; king and queen differ in length;
+    # other capitalized forms are unknown.
     assert len(table.keys) == 8 and table.skipped["other length"] == 2
     assert table.skipped["unknown"] == 14 and not table.skipped["same"]
     text = "He . woman he actor"

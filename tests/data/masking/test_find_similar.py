@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of similar words: found by vectors or in a thesaurus, written, read again."""
+"""Tables of similar words: found by vectors or a thesaurus, written, read again."""
 
 from types import SimpleNamespace
 
@@ -32,13 +32,13 @@ def store(sentences, marks=None):
 
 def test_words_are_numbered_across_stores_the_commonest_first(tokenizer):
     one = store([[BIG, R, SMALL], [SMALL, 1, R, SMALL]])
-    # Marks say where words begin: here the two characters are one word.
+    # Marks state where words begin: here the two characters are one word.
     two = store([[WO, MEN, SMALL]], np.array([1, 0, 1], np.uint8) * BEGINS_WORD)
     got = find_similar.number_words([one, two], tokenizer)
     assert got.ids[0] == (SMALL,) and set(got.ids[1:]) == {(BIG, R), (WO, MEN)}
     assert got.count.tolist() == [4, 1, 1]
     bigger, we = got.ids.index((BIG, R)), got.ids.index((WO, MEN))
-    # [UNK] with what continues it is no word.
+    # [UNK] with its continuation is no word.
     assert got.text.tolist() == [bigger, 0, 0, -1, 0, we, 0]
     assert got.ends.tolist() == [2, 5, 7]
 
@@ -47,7 +47,7 @@ def test_words_are_those_that_can_be_looked_up_again(tokenizer):
     ids = [(BIG, R), (WO, MEN), (ONE,), (DOT,), (R,), (SMALL,)]
     numbered = find_similar.Numbered(ids, np.ones(6), np.zeros(0), np.zeros(0))
     texts = find_similar.write_words(numbered, tokenizer)
-    # No numbers, no full stops, and no "##r", which begins no word.
+    # No numbers, no full stops, and not "##r", which does not begin a word.
     assert texts == ["bigr", "我们", "", "", "", "small"]
 
 

@@ -28,7 +28,7 @@ VOCABULARY = fake_tokenizer(
     pieces=["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", '"', "\\", "é", *"xyz"],
     identity="1f",
 )
-# The highest is of a special token: it is not chosen all the same.
+# Special tokens have the highest weights, but are never chosen.
 WEIGHTS = np.array([9, 9, 9, 9, 9, 1, 0.5, 0.25, 0.2, 0.1, 1 / 3, LEAST])
 
 
@@ -57,7 +57,7 @@ def test_one_token_a_row_is_chosen_in_proportion_to_its_weight():
 
 
 def test_several_tokens_are_drawn_one_after_the_other():
-    """Against the sum over all orders in which three of seven can be drawn."""
+    """Compare with the sum over all orders in which three of seven can be drawn."""
     n, text = 20_000, range(5, V)
     expected = np.zeros(V)
     for order in itertools.permutations(text, 3):
@@ -88,7 +88,7 @@ def test_as_many_are_chosen_as_without_weights(preset):
 
 
 def test_whole_words_have_the_weight_of_their_first_piece():
-    ids = [[CLS, 5, 9, 8, 9, SEP]] * 8000  # a word of weight 1, one of 0.2
+    ids = [[CLS, 5, 9, 8, 9, SEP]] * 8000  # a word of weight 1 and one of weight 0.2
     out = draw(make_masking("bert", rate=0.33, unit="word", weights="file"), ids)
     words = out.mlm_ids[:, 0]
     assert ((out.mlm_weights.sum(1) == 2) & np.isin(words, [5, 8])).all()
@@ -97,9 +97,9 @@ def test_whole_words_have_the_weight_of_their_first_piece():
 
 def test_weights_are_the_shares_of_wrong_guesses():
     guesses, right = np.zeros(V), np.zeros(V)
-    guesses[5:8], right[5:8] = [3, 96, 1], [0, 95, 0]  # 95 of 100
+    guesses[5:8], right[5:8] = [3, 96, 1], [0, 95, 0]  # 95 of 100 right
     weights = weigh(guesses, right)
-    assert weights[[0, 8]] == pytest.approx(0.05)  # never to be guessed: the mean
+    assert weights[[0, 8]] == pytest.approx(0.05)  # never predicted: the mean
     assert weights[5:8] == pytest.approx([1 - 0.95 / 4, LEAST, 1 - 0.95 / 2])
     with pytest.raises(UserError, match="--mask_weights: nothing was predicted"):
         weigh(np.zeros(V), np.zeros(V))

@@ -36,7 +36,7 @@ def fits(observed, expected=None):
 
 
 def all_schemes():
-    """Every preset with every unit that goes with it, safe and as the official code."""
+    """Yield every preset with every valid unit, by default and with paper_compat."""
     for preset in PRESETS:
         for unit in (None, *UNITS):
             for compat in (False, True):
@@ -114,8 +114,8 @@ def test_what_always_holds(how, rate):
     else:
         joined = free[:, 1:] & free[:, :-1] & ~begins[:, 1:]
         assert (selected[:, 1:] == selected[:, :-1])[joined].all()
-        # as near to the budget as units allow: no unit that is left would have fitted
-        # (of a concept no pair: test_concepts.py)
+        # The budget is met as nearly as units allow: no unchosen unit would fit.
+        # (Concepts are chosen in pairs: test_concepts.py.)
         if how.count != "stochastic" and how.unit != "concept":
             spare = limit - number
             for r in np.flatnonzero(spare > 0):
@@ -216,7 +216,7 @@ def test_paper_compat_restores_what_the_official_code_does():
 
 
 def skip_words(ids, starts, order, budget):
-    """Take words one by one as the official code does; return the positions."""
+    """Take words one by one, as the official code does; return their positions."""
     words = []
     for at, token in enumerate(ids):
         if token in SPECIAL:
@@ -245,7 +245,7 @@ def test_whole_words_equal_the_loop_that_skips_overflowing_words(
     noise = counter_rng.bits(
         counter_rng.fold(keys, "choose")[:, None], np.arange(length)
     )
-    noise &= np.uint64(2**63 - 1)  # the top bit means "not to be predicted"
+    noise &= np.uint64(2**63 - 1)  # a set top bit means "not to be predicted"
     P = predictions_per_sequence(rate, length)
     out = mask_tokens(ids, real, keys, Masking(rate=rate, unit="word"), tables, P)
     for r in range(5):

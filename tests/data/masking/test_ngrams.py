@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""n-grams and spans against a slow reference and against their laws."""
+"""n-grams and spans: compared with a slow reference and with their distributions."""
 
 import dataclasses
 
@@ -43,7 +43,7 @@ def list_words(ids, starts):
 
 
 def slow_ngrams(ids, starts, key, law, budget, length):
-    """Draw lengths, throw points, put in, spend the budget: one thing at a time."""
+    """Draw lengths and points, insert n-grams and spend the budget, one at a time."""
     stretches = list_words(ids, starts)
     n = sum(map(len, stretches))
     tokens = sum(len(word) for stretch in stretches for word in stretch)
@@ -152,7 +152,7 @@ def masked(how, length=128, n=4000, sizes=1.0, P=None, specials=(0, 60, -1)):
         ("token", "harmonic:3", (6 / 11, 3 / 11, 2 / 11)),
         ("span", None, np.array([0.2 * 0.8**i for i in range(10)]) / (1 - 0.8**10)),
         ("word", "0,0,1", (0, 0, 1)),
-        ("word", "0.0000005,1", (0, 1)),  # a little more than 1 together
+        ("word", "0.0000005,1", (0, 1)),  # the shares sum to slightly more than 1
     ],
 )
 def test_drawn_lengths_follow_their_law(unit, lengths, law, sizes):
@@ -169,7 +169,7 @@ def test_drawn_lengths_follow_their_law(unit, lengths, law, sizes):
 
 
 def test_what_stands_in_the_text_follows_the_law_away_from_the_edges():
-    """Lengths of stretches of masked words, where few touch and one alone is cut."""
+    """Compare the lengths of masked runs, at a rate at which few n-grams touch."""
     how = make_masking("spanbert", rate=0.05, corruption="1,0,0")
     _, out, drawn = masked(how, length=512, specials=(0, -1))
     assert (out.mlm_weights.sum(1) == 26).all()  # ceil(0.05 * 512)
@@ -221,7 +221,7 @@ def test_ngrams_keep_to_their_segment_and_cut_where_there_is_no_room():
     assert (out.mlm_weights == 1).all()
     kinds = {tuple(p) for p in out.mlm_positions.tolist()}
     assert (6, 7, 8) in kinds and all(not {0, 3, 5, 9} & set(k) for k in kinds)
-    assert set(np.concatenate(drawn)) == {1, 2, 3}  # as long as their segments
+    assert set(np.concatenate(drawn)) == {1, 2, 3}  # at most as long as their segments
 
 
 def test_no_room_left_over_still_meets_the_budget():
@@ -231,7 +231,7 @@ def test_no_room_left_over_still_meets_the_budget():
 
 
 def test_no_row_has_a_budget():
-    """RoBERTa's may be none: floor(0.15 * 3 + U), here in all rows of a batch."""
+    """RoBERTa's budget may be 0: floor(0.15 * 3 + U), here in all rows of a batch."""
     ids = np.array([[CLS, 7, SEP]], np.int32)
     masking = make_masking("roberta", unit="ngram")
     seen = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maskers by a dotted name: the page that shows one, and one without draws."""
+"""Maskers by dotted names: the example in the docs, and one without draws."""
 
 import json
 import re
@@ -24,7 +24,7 @@ KEYS = counter_rng.fold(5, np.arange(2))
 
 @pytest.fixture
 def lab(tmp_path, monkeypatch):
-    """A folder on the path with my_lab/thirds.py of the page; its name."""
+    """Write the docs' example as my_lab/thirds.py into a folder on the import path."""
     ((_, code),) = re.findall(r"```(python)\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (tmp_path / "my_lab").mkdir()
     (tmp_path / "my_lab/thirds.py").write_text(code)
@@ -109,7 +109,7 @@ def test_what_is_no_masker_is_refused(monkeypatch):
 
 
 def test_a_masker_that_writes_into_its_rows_is_no_right_guess():
-    """What it wrote would be what it predicts."""
+    """Otherwise it would predict what it wrote."""
     masker = make_masker("lab.every_third")
     chosen = masker.choose
 
@@ -139,7 +139,7 @@ def test_more_predictions_than_there_is_room_for_are_refused():
 
 @pytest.mark.usefixtures("no_listener")
 def test_a_masker_that_never_chooses_is_refused(arguments, tmp_path, monkeypatch):
-    """Such a run trained to its end on a loss of nothing, and evaluated to nan."""
+    """Such a run used to train to its end with a loss of 0, and evaluated to nan."""
     masker = type(make_masker("lab.every_third"))
     monkeypatch.setattr(
         masker, "choose", lambda self, rows, *_: choose_where(rows.ids < 0, 1)
@@ -170,7 +170,7 @@ def test_show_and_train_with_a_masker_from_outside(command, arguments, tmp_path)
 
 @pytest.mark.slow
 def test_the_page_on_adding_a_masker(lab, command, arguments, tmp_path):
-    """Its commands run with its module, on the tests' text."""
+    """The page's commands run with its module, on the tests' text."""
     ((_, shell),) = re.findall(r"```(sh)\n(.*?)```", PAGE.read_text(), re.DOTALL)
     rest = [a for a in arguments if not a.startswith("--config=")]
     env = {"PYTHONPATH": str(tmp_path)}

@@ -22,7 +22,7 @@ from bertjax.data.masking.vocab_tables import make_tables
 V, PAD, UNK, CLS, SEP, MASK = 50, 0, 1, 2, 3, 4
 VOCABULARY = fake_tokenizer(V)
 
-# unit, lengths, count, mask, random, outcome, weights, P at 128 and 512: as published.
+# As published: unit, lengths, count, mask, random, outcome, weights, P at 128 and 512.
 PUBLISHED = {
     "bert": ("token", (1,), "round", 0.8, 0.1, "piece", "uniform", 20, 77),
     "roberta": ("token", (1,), "stochastic", 0.8, 0.1, "word", "uniform", 20, 77),
@@ -87,7 +87,7 @@ def test_electra_masks_and_keeps_but_never_draws():
 
 
 def test_repeated_draws_weigh_as_often_as_they_were_drawn():
-    """93% of 19 draws from 126 are different, as in the official ELECTRA."""
+    """93% of 19 draws from 126 tokens are distinct, as in the official ELECTRA."""
     ids = np.full((4000, 128), 9, np.int32)
     ids[:, 0], ids[:, -1] = CLS, SEP
     out = draw(make_masking("electra", paper_compat=True), ids)
@@ -102,7 +102,7 @@ def test_repeated_draws_weigh_as_often_as_they_were_drawn():
 
 
 def test_rare_tokens_are_preferred_as_in_slow_draws_without_replacement():
-    """Against urns: draw a token by weight, take it out, draw again."""
+    """Compare with urns: draw a token by weight, remove it, draw again."""
     n, text = 20_000, np.arange(5, 17)
     counts = np.zeros(V, np.int64)
     counts[text] = [0, 1, 2, 5, 10, 20, 50, 100, 1000, 10_000, 3, 7]
@@ -145,8 +145,8 @@ def test_entities_are_masked_whole_and_nothing_else():
         taken = [g for first, g in groups.items() if first in at]
         assert at == set().union(*taken) and len(at) == 4
         kinds.add(frozenset(at))
-    assert len(kinds) == 3  # 3 + 1 in two ways, 1 + 2 + 1
-    assert not draw(how, ids).mlm_weights.any()  # without marks there are none
+    assert len(kinds) == 3  # 3 + 1 in two ways, and 1 + 2 + 1
+    assert not draw(how, ids).mlm_weights.any()  # without marks there are no entities
 
 
 def test_marks_say_where_words_begin():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Similar words: what the table holds, how it is read, what MacBERT makes of it."""
+"""Similar words: the table, how it is read, and how MacBERT uses it."""
 
 import gzip
 from collections import Counter
@@ -49,7 +49,7 @@ def test_words_share_their_outcome_and_similar_ones_fit():
         abs(sum(counts) / 4000 - 0.8) < 0.02 and stats.chisquare(counts).pvalue > 1e-4
     )
     assert abs((out.input_ids[:, 4] == 15).mean() - 0.8) < 0.03
-    # (11, 30) is in no table: random pieces in its place, of equal number
+    # (11, 30) is in no table: as many random pieces replace it.
     changed = (out.input_ids[:, 5:7] != [11, 30]).any(1)
     assert abs(changed.mean() - 0.9) < 0.02
     drawn = out.input_ids[changed, 5:7]
@@ -80,7 +80,7 @@ def test_an_empty_table_is_random_replacement():
 
 
 def test_ngrams_are_of_words_in_the_published_shares():
-    # Words of one and of two pieces in turn; lengths count words, not pieces.
+    # Words of one and of two pieces alternate; lengths count words, not pieces.
     row = [CLS, *[9, 10, 30] * 40, SEP]
     drawn = []
     vocabulary = fake_tokenizer(V, word_starts=STARTS)
@@ -92,7 +92,7 @@ def test_ngrams_are_of_words_in_the_published_shares():
     assert len(counts) == 4 and counts.sum() > 5000
     shares = counts.sum() * np.array([0.4, 0.3, 0.2, 0.1])
     assert stats.chisquare(counts, shares).pvalue > 1e-4
-    # whole words: the second piece is predicted if and only if the first is
+    # Whole words: the second piece is predicted if and only if the first is.
     chosen = np.zeros(ids.shape, bool)
     at, slot = np.nonzero(out.mlm_weights)
     chosen[at, out.mlm_positions[at, slot]] = True
@@ -125,7 +125,7 @@ def read(tmp_path, text, tokenizer):
 
 
 def pairs(table, words):
-    """Look words up by their ids; return all of their similar words."""
+    """Look words up by their ids; return all their similar words."""
     found = {}
     for word in words:
         ids, draws = np.array(word), np.arange(200)

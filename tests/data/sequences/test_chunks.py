@@ -12,7 +12,7 @@ from bertjax.data.sequences import chunks
 
 
 def texts(longest=14):
-    """Draw texts as lists of documents, lists of sentence lengths."""
+    """Draw texts as lists of documents, which are lists of sentence lengths."""
     sizes = st.lists(st.integers(1, longest), min_size=1, max_size=9)
     return st.lists(sizes, min_size=1, max_size=30)
 
@@ -109,14 +109,14 @@ def test_pages_of_maps_are_found_and_private_maps_left_alone(tmp_path, monkeypat
             array[9] = 5
         for advice in ("MADV_NORMAL", "MADV_RANDOM", "MADV_DONTNEED"):
             chunks.advise(view, advice, 0)
-            chunks.advise(view, advice)  # a small map is left alone
+            chunks.advise(view, advice)  # small maps are left alone
         assert view.tolist()[3:] == list(range(10, 5000))
         assert view[2] == (9 if mode == "r" else 5)
     chunks.release(np.arange(3))
     chunks.advise(None, "MADV_RANDOM")
     unknown = SimpleNamespace(mmap=mmap.mmap, MADV_RANDOM=1_000_000)
     monkeypatch.setattr(chunks, "mmap", unknown)
-    chunks.advise(view, "MADV_RANDOM", 0)  # of the private map: never called
+    chunks.advise(view, "MADV_RANDOM", 0)  # not called for a private map
     shared = np.asarray(np.memmap(tmp_path / "a", np.int64, "r"))[7:]
     with pytest.raises((OSError, ValueError)):
         chunks.advise(shared, "MADV_RANDOM", 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packed rows against the same plan's unpacked ones, and against the text."""
+"""Compare packed rows with the unpacked rows of the same plan and with the text."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ WAYS = [
 
 
 def unpacked(batch):
-    """Take packed rows apart, by segment_ids alone, and check how they are framed."""
+    """Split packed rows by segment_ids alone, and check their special tokens."""
     found = []
     for r, segments in enumerate(batch["segment_ids"]):
         used = (segments > 0).sum()
@@ -84,7 +84,7 @@ def test_packed_rows_hold_the_sequences_of_unpacked_ones(
     found = unpacked(batch)
     assert sorted((i, t) for i, t, _ in found) == sorted(loose(rows_of(plain)))
     text = sorted(t for ids, _, _ in found for t in ids if t >= 10)
-    assert text == store.tokens.tolist()  # nothing lost, nothing twice
+    assert text == store.tokens.tolist()  # nothing is lost or repeated
     if way[0] != "full_sentences":
         edges = store.sentences[store.documents] + 10
         for ids, _, _ in found:
@@ -100,7 +100,7 @@ def test_packed_pairs_are_pairs_of_their_chunks(corpus, length, way, cap):
     try:
         p = make_plan(store, "pairs", length, 1, packed=True, max_segments=cap, **how)
     except UserError:
-        assert way[1] == "sop"  # no chunk of two sentences
+        assert way[1] == "sop"  # no chunk has two sentences
         return
     skipped = p.skipped.get("tokens in chunks of one sentence", 0)
     planned = store.sentences[p.stops] - store.sentences[p.starts]
@@ -130,7 +130,7 @@ def test_packed_pairs_are_pairs_of_their_chunks(corpus, length, way, cap):
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(("kind", "rule"), WAYS)
 def test_a_row_is_its_own(kind, rule, packed):
-    """Any rows, in any order, are those of the whole batch; a plan is its seed's."""
+    """Any rows, in any order, equal those of the whole batch; a seed fixes a plan."""
     corpus = [[3, 9, 5, 7], [4, 4], [8], [2, 2, 2, 2, 2, 2, 2], [11, 6]] * 5
     store = store_of(corpus, marks=(np.arange(500) % 8).astype(np.uint8))
     p, again = (
@@ -178,7 +178,7 @@ def test_sentence_order_is_a_fair_coin_over_chunks_of_two_sentences(packed):
     p = make_plan(
         store, "pairs", 23, 0, short_seq_prob=0, pair_rule="sop", packed=packed
     )
-    # the chunk of 30 is full by itself; then 5 remain, alone
+    # The sentence of 30 fills a chunk by itself; the one of 5 is left alone.
     assert p.skipped == {
         "chunks of one sentence": 11, "tokens in chunks of one sentence": 98,
     }  # fmt: skip
@@ -228,7 +228,7 @@ def test_packed_next_sentences_are_fair():
         labels += batch["nsp_labels"][real].tolist()
         keys = counter_rng.fold(3, epoch, np.arange(p.n))
         assert not p.truncated(np.arange(p.n), keys).any()
-    # a chunk may end as one sentence, which has a random partner always
+    # The last chunk of a document may be one sentence, whose partner is always random.
     alone = (p.stops - p.starts == 1).mean()
     share = 0.5 + alone / 2
     assert alone < 0.1
@@ -238,7 +238,7 @@ def test_packed_next_sentences_are_fair():
 @pytest.mark.parametrize(("kind", "rule"), WAYS)
 @pytest.mark.parametrize("length", [128, 512])
 def test_packed_rows_are_full(kind, rule, length):
-    """Articles of 1,500 tokens; whole sentences leave gaps that nothing fits in, and
+    """Articles have 1,500 tokens. Whole sentences leave gaps that nothing fits into;
     random partners end with their documents."""
     rng = np.random.default_rng(0)
     corpus = [rng.geometric(1 / 25, n) for n in rng.geometric(1 / 60, 800)]
@@ -260,7 +260,7 @@ def test_twenty_documents_fill_rows_whatever_the_seed(rule):
 
 
 def test_truncated_counts_a_row_s_sequences_together():
-    """Two pairs of 3 + 3 tokens, with room for 4 each."""
+    """Two pairs of 3 + 3 tokens, with room for 4 tokens each."""
     p = make_plan(
         store_of([[3, 3], [3, 3]]), "pairs", 14, 0, packed=True, short_seq_prob=0
     )

@@ -9,7 +9,7 @@ from bertjax.data.sequences.packing import best_fit, fair_shares, pack, place
 
 
 def first_fit_decreasing(sizes, length, cap):
-    """Count the rows that the textbook's way needs."""
+    """Count the rows that the textbook algorithm needs."""
     rows = []
     for size in sorted(sizes, reverse=True):
         for row in rows:
@@ -92,7 +92,7 @@ def test_rows_are_drawn_from_the_seed_and_the_window():
 
 
 def test_sequences_of_one_length_meet_at_random():
-    """Partners in a row are not neighbours in the text: chi-square on the distance."""
+    """Partners in a row are not neighbors in the text: chi-square on the distance."""
     held, members = pack(np.full(1000, 5), 10, 4, 0, 0)
     assert (held == 2).all()
     apart = np.abs(members[::2] - members[1::2])
@@ -100,11 +100,11 @@ def test_sequences_of_one_length_meet_at_random():
     bins = np.arange(1, 1000) // 100
     observed = np.bincount(bins, np.bincount(apart, minlength=1000)[1:])
     expected = np.bincount(bins, law)
-    assert ((observed - expected) ** 2 / expected).sum() < 28  # 9 degrees, 0.001
+    assert ((observed - expected) ** 2 / expected).sum() < 28  # 9 degrees, p = 0.001
 
 
 def test_a_row_takes_what_the_length_allows_in_any_number():
-    """The cost is that of the lengths: ten thousand million sequences, at once."""
+    """The cost depends on the lengths: 3 x 10^10 sequences are packed at once."""
     counts = np.zeros(129, np.int64)
     counts[[20, 64, 128]] = 10**10
     placed, total = place(counts, 128, 8)

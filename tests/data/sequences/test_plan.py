@@ -17,7 +17,7 @@ from bertjax.data.sequences.sentence_pairs import trim
 
 
 def greedy(documents, room, cross):
-    """Pack token by token of the definition: the slow and obvious way."""
+    """Pack token by token according to the definition: slow and obvious."""
     rows, row, last, token = [], [], None, 10
     for d, sentences in enumerate(documents):
         for size in sentences:
@@ -115,9 +115,9 @@ def test_chunks_follow_the_rule_of_bert():
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_documents_have_their_share_of_rows_whatever_the_seed(packed):
-    """A short target on a long document once gave it a quarter of all rows."""
+    """A short target for a long document once gave it a quarter of all rows."""
     rng = np.random.default_rng(0)
-    sizes = [30 * 2**k for k in range(7)] * 2  # sentences of a document
+    sizes = [30 * 2**k for k in range(7)] * 2  # sentences per document
     store = store_of([rng.geometric(1 / 20, n) for n in sizes])
     tokens = np.diff(store.sentences[store.documents]) / len(store.tokens)
     large = tokens > 0.02
@@ -132,7 +132,7 @@ def test_documents_have_their_share_of_rows_whatever_the_seed(packed):
 
 
 def test_nsp_labels_agree_with_the_text():
-    """Sentences of one token, so that nothing is truncated or ambiguous."""
+    """Sentences have one token, so that nothing is truncated or ambiguous."""
     corpus = [[1] * 40 for _ in range(50)]
     p = make_plan(store_of(corpus), "pairs", 23, 0, short_seq_prob=0, pair_rule="nsp")
     labels = []
@@ -163,7 +163,7 @@ def test_random_partner_is_every_other_document_and_sentence():
     assert (ids[~random, 6] == 14).all()
     counts = np.bincount(begin, minlength=30)
     assert len(counts) == 30 and stats.chisquare(counts).pvalue > 1e-4
-    # B is filled up to 8 - 4 tokens, or to the end of its document
+    # B is filled to 8 - 4 tokens, or to the end of its document.
     size = batch["token_type_ids"][random].sum(1) - 1
     assert (size == np.minimum(4, 5 - begin % 5)).all()
 
@@ -274,7 +274,7 @@ def test_a_kept_plan_is_used_and_a_damaged_one_is_made_again(
 
 
 def test_a_kept_plan_of_other_rules_is_left_alone(tmp_path, monkeypatch):
-    """Unpacked pairs were drawn by other rules under the first of these names."""
+    """Under the first of these names, unpacked pairs were drawn by other rules."""
     monkeypatch.setattr(making, "_SMALL", 0)
     store = store_of([[3, 4, 5], [4]] * 30, content_hash="abc")
     names = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why sentence order: topic gives next-sentence labels away, and not the order.
+"""Why sentence order: topic predicts next-sentence labels, but not the order.
 
 Lan et al. 2020 (ALBERT), section 3.1. A classifier on what two bags of words share is
 well above chance for NSP and at chance for SOP.
@@ -20,7 +20,7 @@ N = 4000
 
 @pytest.fixture(scope="module")
 def text(corpus, vocabulary, tmp_path_factory):
-    """Python's help on its syntax, as a store."""
+    """Return Python's help on its syntax, as a store."""
     prepared = prepare_data(
         train=str(corpus / "train.txt"), valid="", vocab=str(vocabulary),
         tokenizer_kind="", vocab_size=0, lower_case=None,
@@ -32,9 +32,9 @@ def text(corpus, vocabulary, tmp_path_factory):
 def draw(text, rule):
     """Return the rows' features and labels [N].
 
-    Features [N, 3]: what the bags of A and B have in common; [N, 4]: how many tokens A
-    and B have, which tells the order a little: the last sentence of a chunk is the one
-    that overflows its target, so the second half is longer.
+    Features [N, 3]: what the bags of A and B share; [N, 4]: the numbers of tokens of A
+    and B, which predict the order slightly: the last sentence of a chunk exceeds its
+    target, so that the second half is longer.
     """
     tokenizer, store = text
     plan = make_plan(store, "pairs", 128, 0, short_seq_prob=0.0, pair_rule=rule)
@@ -62,7 +62,7 @@ def draw(text, rule):
 
 
 def accuracy(features, labels):
-    """Fit a logistic regression on one half by Newton's method, score the other."""
+    """Fit a logistic regression to one half by Newton's method; score the other."""
     half = N // 2
     x = features / np.abs(features).max(axis=0)
     w = np.zeros(x.shape[1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of turns: which turns are a context, roles, packing; by definition, slowly."""
+"""Rows of turns: contexts, roles and packing, by a slow definition."""
 
 from collections import Counter
 from types import SimpleNamespace
@@ -41,7 +41,7 @@ def draw_conversations(seed, number=30, most=9, speakers=4, known=True):
 
 
 def expected_rows(store, conversations, length, limits):
-    """Return ids, types, roles and turns of each example, as the module says it."""
+    """Return ids, types, roles and turns of each example, as the module states."""
     rows, at = [], 0
     for turns in conversations:
         ids = [
@@ -77,7 +77,7 @@ def expected_rows(store, conversations, length, limits):
 
 
 def gathered_rows(plan, rows=None):
-    """Return the same of the sequences of a plan's rows."""
+    """Return the same for the sequences in a plan's rows."""
     rows = np.arange(plan.n) if rows is None else rows
     arrays = plan.gather(rows, rows.astype(np.uint64), SPECIALS)
     names = ("input_ids", "token_type_ids", "role_ids", "turn_ids")
@@ -94,7 +94,7 @@ def gathered_rows(plan, rows=None):
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("limits", [LIMITS, Limits(8, 12, 12), Limits(4, 24, 20)])
 def test_rows_by_definition(packed, limits, monkeypatch):
-    monkeypatch.setattr(chunks, "WINDOW", 7)  # documents looked at together
+    monkeypatch.setattr(chunks, "WINDOW", 7)  # documents handled together
     conversations = draw_conversations(0)
     store = make_store(conversations)
     plan = make_plan(store, "turns", L, 0, packed=packed, limits=limits)
@@ -117,12 +117,12 @@ def test_what_is_left_out_is_counted():
     turns = [(1, 5), (2, 5), (1, 5), (2, 30), (1, 2)]
     store = make_store([turns, [(1, 3)]])
     plan = make_plan(store, "turns", L, 0, limits=LIMITS)
-    # Answers 1, 2 and 3; the context of 4 is one turn that has no room.
+    # Answers 1, 2 and 3; the context of answer 4 is a turn that does not fit.
     assert plan.n == 3 and plan.skipped == {
         "conversations of a single turn": 1,
         "tokens of knowledge": 0,
         "turns whose context does not fit": 1,
-        "oldest turns of contexts": 1,  # of 18 slots 16 are free behind cls
+        "oldest turns of contexts": 1,  # 16 of 18 slots are free after cls
         "tokens of answers": 30 + 1 - 8,
     }
     row = plan.gather(np.array([2]), np.zeros(1, np.uint64), SPECIALS)
@@ -131,7 +131,7 @@ def test_what_is_left_out_is_counted():
 
 
 def test_the_oldest_turn_leaves_the_others_as_they_are():
-    """Roles and turns of what stays do not depend on what is left out."""
+    """Roles and turns of the remaining turns do not depend on what is left out."""
     turns = draw_conversations(3, number=1, most=10, speakers=5, known=False)[0]
     turns += [(1, 3), (5, 2), (2, 4)]
     long, short = (
@@ -145,7 +145,7 @@ def test_the_oldest_turn_leaves_the_others_as_they_are():
 
 @given(st.integers(2, 8), st.data())
 def test_roles_rotate(speakers, data):
-    """With 2 to 8 speakers: 0 is who answers, the others by when they last spoke."""
+    """With 2 to 8 speakers: 0 answers, the others are ranked by their last turn."""
     spoke = data.draw(st.lists(st.integers(1, speakers), min_size=1, max_size=20))
     latest = [*dict.fromkeys(reversed(spoke))]
     found = find_roles(np.zeros(len(spoke), int), np.array(spoke)).tolist()
@@ -157,7 +157,7 @@ def test_roles_of_two_who_take_turns_are_those_of_plato():
         spoke = np.arange(n) % 2 + 1
         wanted = [(n - 1 - i) % 2 for i in range(n)]
         assert find_roles(np.zeros(n, int), spoke).tolist() == wanted
-    # Two conversations at once; knowledge has no role.
+    # Two conversations at once; knowledge has role 0.
     of, who = np.array([0, 0, 0, 1, 1, 1, 1]), np.array([0, 1, 2, 0, 7, 8, 7])
     assert find_roles(of, who).tolist() == [0, 1, 0, 0, 0, 1, 0]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small texts in many pieces, for the tests of shards and of what stores hold."""
+"""Small texts in many pieces, for the tests of shards and of stores' contents."""
 
 import gzip
 import itertools
@@ -49,7 +49,7 @@ def write_texts(folder: Path) -> None:
 
 
 def small_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
-    """Return config values; pieces are small, so that there are many."""
+    """Return config values, and make pieces so small that there are many."""
     write_texts(tmp_path)
     monkeypatch.setattr(pieces.cut, "__defaults__", (4000,))
     return {
@@ -75,7 +75,7 @@ def hashes(prepared: text.Prepared) -> dict[str, str]:
 
 
 def documents(store: Store) -> list[list[list[int]]]:
-    """Undo the flat arrays."""
+    """Return documents as lists of sentences, from the flat arrays."""
     tokens, ends, outer = store.tokens, store.sentences, store.documents
     return [
         [tokens[ends[s] : ends[s + 1]].tolist() for s in range(a, b)]
@@ -88,7 +88,7 @@ def left(cache: str | Path) -> set[str]:
 
 
 def reference(path: Path) -> list[list[list[int]]]:
-    """Read and encode a file of paragraphs of words, slowly."""
+    """Read and encode a file of paragraphs of words in a slow and obvious way."""
     ids = {word: i for i, word in enumerate(VOCAB)}
     return [
         [[ids[w] for w in line.split()] for line in document.split("\n")]
@@ -107,10 +107,10 @@ def build_store(
     label: str = "train",
     marker: Marker | None = None,
 ) -> Store:
-    """Tokenise sources into a store under `cache`, or reuse the one that is there.
+    """Encode sources into a store under `cache`, or reuse the existing store.
 
     The result does not depend on `workers` (None: all cores), bit for bit. Memory is
-    bounded. What is found and repaired goes to `say`, also when a store is reused.
+    bounded. Contents and repairs are reported to `say`, also if a store is reused.
 
     Raises:
       UserError: unreadable or empty sources, a full disk, a damaged store.

@@ -61,7 +61,7 @@ def test_what_is_no_id_is_found(given_, tmp_path, name, content, where):
 
 
 def test_a_line_at_which_the_tokenizer_gives_up_is_found(given_, tmp_path):
-    """Its regular expression would try for ever; the library panics."""
+    """A regular expression of it would backtrack forever; the library panics."""
     library = load_tokenizer(tmp_path / "vocab.txt").engine.tokenizer
     data = json.loads(library.to_str())
     pattern = {"Regex": "(x+x+)+y"}
@@ -81,7 +81,7 @@ def test_capitals_that_the_vocabulary_lacks_are_told_of(given_, tmp_path):
     (tmp_path / "a.txt").write_text("The cat sat.\n\nThe mat ran off.\n")
     said = []
     given_ |= {"train": f"{tmp_path}/a.txt", "valid": "", "lower_case": False}
-    for _ in range(2):  # of a store that is made, and of one that is there
+    for _ in range(2):  # a new store, then the existing one
         text.prepare_data(**given_, workers=1, say=said.append)
         told = said.pop()
         assert told.startswith("train: 22.22% of a sample's tokens are unknown words")
@@ -148,7 +148,7 @@ def test_groups_become_stores(given_, tmp_path):
 
 
 def test_merging_looks_at_the_blocks_of_a_group_alone(given_, tmp_path, monkeypatch):
-    """All blocks were gone through for each group: 2,000 took over a minute."""
+    """Reading all blocks for each group took over a minute with 2,000 groups."""
     n, path = 60, tmp_path / "many.jsonl"
     lines = ({"text": "the cat sat .", "repo": f"a/{i % n}"} for i in range(2 * n))
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -217,7 +217,7 @@ def test_blocks_of_groups_hold_everything_in_order(drawn, size):
 
 
 class Toy:
-    """Marks an entity's words, and the odd places; what it gives can be recomputed."""
+    """Marks an entity's words and odd positions, so that marks can be recomputed."""
 
     identity = "toy"
 
@@ -271,7 +271,7 @@ def test_marks_are_stored_beside_the_tokens(given_, tmp_path, monkeypatch):
         verify(open_store(store.path))
 
 
-# Sentences that no space parts
+# Sentences without a space between them
 
 
 def metaspace(tokenizer: Tokenizer, folder: Path) -> Tokenizer:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pieces of sources give the documents of the whole; records with fields."""
+"""Pieces of sources yield the documents of the whole; records with fields."""
 
 import gzip
 import json
@@ -31,7 +31,7 @@ def read(sources, limit=1 << 20):
 
 
 def both(source, piece_bytes, limit=1 << 20):
-    """Read a source whole and in pieces that went through pickle."""
+    """Read a source as a whole, and in pieces that were pickled."""
     pieces = [pickle.loads(pickle.dumps(p)) for p in source.split(piece_bytes)]
     whole = read([source], limit)
     assert read(pieces, limit) == whole
@@ -106,7 +106,7 @@ def test_documents_of_wikitext_begin_at_titles(pack, tmp_path):
         ("= One =", 5),
         ("= Two ( 2 ) =", 4),
     ]
-    # The form of other corpora: a blank line ends a document.
+    # Other corpora have another form: a blank line ends a document.
     for other in (WIKITEXT.replace(b" = One = ", b"= One ="), WIKITEXT[10:]):
         path.write_bytes(gzip.compress(other) if pack else other)
         assert parse(path).fingerprint(tmp_path).startswith(f"text{pack}:")
@@ -135,8 +135,8 @@ def test_pieces_of_wikitext(tmp_path_factory, drawn, piece, chunk):
 @example([b"a"] * 3 + [b"\x80" * 2000], 500)
 @example([b"x" * 700] * 2 + ["\u3000".encode(), b"a"], 1)
 def test_pieces_of_endless_documents_share_the_text_out(tmp_path_factory, drawn, piece):
-    """Where no blank line comes for long: every character once, in order, but for white
-    space of any kind, which ends a paragraph where it stands at a cut."""
+    """A long text without blank lines keeps every character once, in order, except that
+    white space at a cut ends a paragraph."""
     path = tmp_path_factory.mktemp("t") / "a.txt"
     path.write_bytes(b"first.\n" + b"".join(drawn))
 
@@ -280,7 +280,7 @@ def test_strings_of_parquet_that_are_no_utf8(tmp_path):
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    def strings(*values):  # which Arrow does not look at
+    def strings(*values):  # Arrow does not check them
         found = pa.array(values, pa.binary())
         return pa.Array.from_buffers(pa.string(), len(found), found.buffers())
 

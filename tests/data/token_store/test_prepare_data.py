@@ -49,7 +49,7 @@ def test_prepare_trains_builds_and_reuses(config, tmp_path):
         said[0][2],
     )
     assert said[1] == said[0][3:]
-    # The trained tokenizer is one that users could name.
+    # Users can name the trained tokenizer as data.vocab.
     found = next((tmp_path / "cache").glob("tokenizer-*"))
     again = prepare_data(
         **{**config, "vocab": str(found)}, max_line_bytes=999, say=lambda _: None
@@ -62,8 +62,8 @@ def test_prepare_trains_builds_and_reuses(config, tmp_path):
 
 
 def test_workers_do_not_run_the_script_that_asks_for_them(config, tmp_path):
-    """A script without `if __name__ == "__main__"`, as docs/python_api.md has it, ended
-    with "a worker was killed (out of memory?)", for any text over 4 MB."""
+    """A script without `if __name__ == "__main__"`, as in docs/python_api.md, used to
+    fail with "a worker was killed (out of memory?)" for any text over 4 MB."""
     script = f"""
 import sys
 from bertjax.data.token_store import encoding, prepare_data
@@ -115,7 +115,7 @@ def test_inputs_are_checked_before_anything_is_built(
     assert not (tmp_path / "cache").exists()
 
 
-# A tokenizer's sample of a mixture
+# The tokenizer's sample of a mixture
 
 
 def test_a_sample_has_the_shares_of_alpha():
@@ -158,7 +158,7 @@ def test_a_sample_by_weights():
 
 @pytest.mark.parametrize("named", [True, False])
 def test_weights_of_components_and_of_groups(config, tmp_path, named, monkeypatch):
-    """A tokenizer's sample is drawn by the names that the stores have."""
+    """A tokenizer's sample uses the names of the stores."""
     records = [{"text": "abc " * 9, "lang": "en"}] * 30 + [
         {"text": "xyz " * 9, "lang": "sw"}
     ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preparing in pieces: shards, restarts, faults; the same stores."""
+"""Preparing in pieces: shards, restarts and faults create the same stores."""
 
 import gzip
 import json
@@ -43,12 +43,12 @@ def test_shards_pools_and_one_process_give_the_same_stores(given_, tmp_path):
     assert names == {s.path.name for s in merged.parts.values()}
     for cache in ("cache", "2", "3"):
         assert left(tmp_path / cache) == {"fingerprints.json", "store"}
-    # And they are what one piece gives.
+    # They equal the result of a single piece.
     assert documents(one.parts["one"]) == reference(tmp_path / "a.txt")
 
 
 def test_the_pool_takes_pieces_and_blocks(given_, tmp_path, monkeypatch):
-    """Work that is large enough for processes, by setting down what is large."""
+    """Lower limits make the work large enough for processes."""
     one = text.prepare_data(**given_, workers=1, say=quiet)
     monkeypatch.setattr(pieces, "SMALL", 0)
     monkeypatch.setattr(encoding, "SMALL", 0)
@@ -68,7 +68,7 @@ def test_the_pool_takes_pieces_and_blocks(given_, tmp_path, monkeypatch):
     taken.clear()
     given_ |= {"train": f"{tmp_path}/v.txt.gz", "cache": f"{tmp_path}/3"}
     text.prepare_data(**given_, workers=2, say=quiet)
-    assert set(taken) == {"encode"}  # one big file: block by block
+    assert set(taken) == {"encode"}  # one big file is encoded block by block
 
 
 def test_merging_too_early_names_what_is_lacking(given_, tmp_path):
@@ -77,11 +77,11 @@ def test_merging_too_early_names_what_is_lacking(given_, tmp_path):
         text.Work(given_, 1, quiet).merge_shards(3)
     said = str(caught.value)
     assert "--shard=0/3, 2/3" in said and "one piece 0 of" in said and "\n" not in said
-    # Another number of shards goes on with what is there.
+    # Another number of shards reuses the existing pieces.
     for index in range(2):
         text.Work(given_, 1, quiet).encode_shard(index, 2)
     text.Work(given_, 1, quiet).merge_shards(2)
-    # Late or repeated commands find nothing to do.
+    # Late or repeated commands have nothing to do.
     text.Work(given_, 1, quiet).encode_shard(0, 2)
     text.Work(given_, 1, quiet).merge_shards(2)
     assert left(given_["cache"]) == {"fingerprints.json", "store"}
@@ -206,7 +206,7 @@ def test_some_files_without_text_are_counted(given_, tmp_path):
 
 
 def test_two_processes_at_once(given_, tmp_path, monkeypatch):
-    """The other one finishes all, and removes the pieces, while this one is at work."""
+    """The other process finishes and removes the pieces while this one is working."""
     want = text.prepare_data(
         **{**given_, "cache": f"{tmp_path}/1"}, workers=1, say=quiet
     )
@@ -228,7 +228,7 @@ def test_two_processes_at_once(given_, tmp_path, monkeypatch):
         got = text.prepare_data(**{**given_, "cache": cache}, workers=1, say=quiet)
         assert hashes(got) == hashes(want)
         assert left(cache) == {"fingerprints.json", "store"}
-    # In the middle of a merge
+    # The other process finishes in the middle of a merge.
     cache = f"{tmp_path}/merge"
     inner = components.Component._write
 
@@ -275,7 +275,7 @@ def test_killed_at_any_moment(given_, tmp_path):
     )
     (tmp_path / "run.py").write_text(KILLED)
     here = str(Path(__file__).parent)
-    # Within the first piece, later ones, a merge, and the removal of its pieces.
+    # Killed in the first piece, in later ones, in a merge, and while removing pieces.
     for moment in (19, 9, 61, 70, 60, 50):
         command = [tmp_path / "run.py", here, json.dumps(given_), str(moment)]
         ended = subprocess.run([sys.executable, *command], capture_output=True)
@@ -293,12 +293,12 @@ def test_pieces_that_nobody_goes_on_with_are_removed(given_, tmp_path):
     long_ago = time.time() - pieces.STALE - 60
     for path in cache.rglob("*"):
         os.utime(path, (long_ago, long_ago))
-    touched = cache / parts[1] / "000000"  # another process is at work there
+    touched = cache / parts[1] / "000000"  # another process is working there
     os.utime(touched)
     other = {**given_, "train": f"three={tmp_path}/c.txt"}
     said: list[str] = []
     text.prepare_data(**other, workers=1, say=said.append)
-    # The validation text is the same one: its pieces were used.
+    # The validation text is the same, so its pieces were used.
     assert [p.name for p in cache.glob("parts-*")] == [parts[1]]
     assert sum("unfinished pieces of 1 text that" in line for line in said) == 1
     said.clear()
@@ -320,7 +320,7 @@ def test_a_cache_behind_a_url(given_, tmp_path, bucket, monkeypatch):
     assert left(bucket / "cache") == {"store", "tokenizer"}
     assert made.parts["one"].path.is_relative_to(tmp_path / "m1")
 
-    # Another machine copies what is there and makes nothing.
+    # Another machine copies the existing directories and creates nothing.
     monkeypatch.setenv("BERTJAX_LOCAL_CACHE", str(tmp_path / "m2"))
     with monkeypatch.context() as m:
         m.setattr(pieces, "_write", None)
@@ -329,7 +329,7 @@ def test_a_cache_behind_a_url(given_, tmp_path, bucket, monkeypatch):
     assert hashes(found) == want
     assert found.parts["one"].path.is_relative_to(tmp_path / "m2")
 
-    # A damaged one is not copied.
+    # A damaged store is not copied.
     monkeypatch.setenv("BERTJAX_LOCAL_CACHE", str(tmp_path / "m3"))
     file = next(bucket.glob("cache/store-one-*/tokens.bin"))
     data = bytearray(file.read_bytes())
@@ -352,7 +352,7 @@ def test_texts_in_a_bucket_are_hashed_once(given_, tmp_path, bucket, monkeypatch
     with monkeypatch.context() as m:
         m.setattr(files, "hashlib", None)
         assert hashes(text.prepare_data(**given_, workers=1, say=quiet)) == want
-    # One that changes is another, and a damaged memory only means hashing again.
+    # A changed text gets a new hash; damaged hashes only mean hashing again.
     (bucket / "b.txt").write_text("the cat .")
     other = hashes(text.prepare_data(**given_, workers=1, say=quiet))
     assert other["one"] == want["one"] and other["two"] != want["two"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Token stores: what is in them, reuse, interruption, damage, full disks."""
+"""Token stores: contents, reuse, interruption, damage, full disks."""
 
 import fcntl
 import json
@@ -24,7 +24,7 @@ PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "."]
 
 
 class Memory(Source):
-    """Documents from memory."""
+    """A source of documents in memory."""
 
     def __init__(self, *documents: list[str], name: str = "memory") -> None:
         self.found = [Document(paragraphs) for paragraphs in documents]
@@ -61,7 +61,7 @@ def arrays(store: Store) -> list[list[int]]:
 
 def test_what_is_in_a_store(tokenizer, tmp_path):
     said: list[str] = []
-    # The second paragraph and the second document give no token (a zero width space).
+    # The second paragraph and the second document yield no token (a zero width space).
     first = Memory(["A b. C c.", "\u200b", "zz"], ["\u200b"])
     second = Memory(["[MASK] a"])
     store = build([first, second], tokenizer, tmp_path / "c", say=said.append)
@@ -104,7 +104,7 @@ def test_what_makes_another_store(tokenizer, tmp_path):
         build_store([a, b], tokenizer, tmp_path, max_line_bytes=9, say=lambda _: None),
     ]
     assert len({s.path for s in stores}) == 5
-    # The settings that change no token change no content.
+    # Settings that change no token do not change the content hash.
     assert [s.content_hash == stores[0].content_hash for s in stores] == [
         True,
         False,
@@ -195,7 +195,7 @@ def test_later_formats_and_other_directories_are_refused(tokenizer, tmp_path):
         open_store(tmp_path / "nothing")
 
 
-# Directories that are there whole or not at all
+# Directories that are either complete or absent
 
 BUILD = """
 import os, signal, sys
@@ -253,7 +253,7 @@ def test_a_file_where_the_cache_should_be(tokenizer, tmp_path):
 def test_work_of_living_processes_is_left_alone(tmp_path):
     def outer(path: Path) -> None:
         (path / "mine").write_text("outer")
-        # Somebody else begins, sweeps, and finishes the same directory first.
+        # Another process begins, cleans up, and finishes the same directory first.
         directories.make_whole(tmp_path / "t", lambda p: (p / "his").write_text("x"))
         assert (path / "mine").exists()
 

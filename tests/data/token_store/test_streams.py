@@ -106,7 +106,7 @@ def test_shards_workers_and_a_saved_tokenizer_give_the_same_store(given_data, tm
     saved = load_tokenizer(tmp_path / "saved")
     assert saved.identity == whole.tokenizer.identity
     assert streams_of(saved) == streams_of(whole.tokenizer)
-    # Of another text the ids stay those of the vocabulary that was saved.
+    # With another text, the ids stay those of the saved vocabulary.
     new = {**given_values, "train": given_values["valid"], "valid": ""}
     new |= {"vocab": f"{tmp_path}/saved", "streams": "speaker,kind"}
     again = prepare_data(workers=1, say=quiet, **new)
@@ -119,7 +119,7 @@ def test_without_streams_stores_are_what_they_were(given_data, tmp_path):
     plain = {**given_data[1], "train": str(text), "valid": "", "streams": ""}
     store = prepare_data(workers=1, say=quiet, **plain).parts["train"]
     assert store.meta["format"] == 1 and store.streams == {}
-    # As the code before streams made it of this text.
+    # The code before streams created the same store from this text.
     assert store.content_hash.startswith("47015ed096d5be35")
     assert store.path.name == "store-train-48a3a24ca64ffee5"
 
@@ -196,7 +196,7 @@ def test_values_beyond_the_cap_are_unknown():
 
 @given(st.data())
 def test_a_token_has_the_value_of_the_range_that_it_touches(data):
-    """By definition: of each token and each range, the last one wins."""
+    """By definition, the last range that overlaps a token decides its value."""
     sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=12))
     gaps = data.draw(st.lists(st.integers(0, 1), min_size=12, max_size=12))
     spans, at = [], 0
@@ -226,7 +226,7 @@ def test_a_token_has_the_value_of_the_range_that_it_touches(data):
     st.data(),
 )
 def test_ranges_move_with_their_characters(parts, data):
-    """What a range covers in a line is what is left of what it covered in the text."""
+    """In a line, a range covers what remains of the text that it covered before."""
     text = "".join(parts)
     a = data.draw(st.integers(0, len(text) - 1))
     b = data.draw(st.integers(a + 1, len(text)))
@@ -263,8 +263,8 @@ def test_a_line_has_the_ranges_that_reach_into_it(lines, drawn):
 
 
 def test_ranges_of_a_long_text_are_looked_at_once():
-    """For each line all ranges before it were gone through: 0.4 MB took 4 s, and with
-    a range over the whole text 30."""
+    """Each line used to visit all ranges before it: 0.4 MB took 4 s, and 30 s with a
+    range over the whole text."""
     n, line = 12_000, "String name;"
     ranges = [[i * 13 + 7, i * 13 + 11, "String"] for i in range(n)]
     record = {"text": "\n".join([line] * n), "type": [[0, 13 * n - 1, "x"], *ranges]}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokenizers as one tokenizer.json, and directories that other people wrote."""
+"""Tokenizers as a single tokenizer.json, and directories that others wrote."""
 
 import io
 import json
@@ -13,7 +13,7 @@ from bertjax import UserError
 from bertjax.data.tokenizers import export_tokenizer
 from bertjax.data.tokenizers.tokenizer import load_tokenizer, train_tokenizer
 
-# Letters that normalisation changes, at a beginning too; unknown ones; spaces.
+# Letters that normalization changes, also at a beginning; unknown letters; spaces.
 ODD = [
     "",
     "   ",
@@ -56,7 +56,7 @@ def test_the_same_ids_for_every_text(kind, lower, texts, tmp_path):
     for text, ids in zip(every, ours.encode_batch(every), strict=True):
         if not any(ours.pieces[i] in text for i in ours.roles.values()):
             got = theirs.encode(text, add_special_tokens=False).ids
-            # Of two ways that are equally likely (rows of lines) either may be taken.
+            # If two ways are equally likely (rows of lines), either may be chosen.
             tie = kind == "unigram" and sorted(got) == sorted(ids)
             assert got == ids or tie, text
     for text in BLANKS:
@@ -68,7 +68,7 @@ def test_the_same_ids_for_every_text(kind, lower, texts, tmp_path):
     pair = theirs.encode("a", "b")
     assert pair.type_ids == sorted(pair.type_ids)
     assert pair.type_ids[-1] == 1
-    back = load_tokenizer(tmp_path)  # and we read it ourselves
+    back = load_tokenizer(tmp_path)  # we can read it ourselves
     assert (back.pieces, back.roles) == (ours.pieces, ours.roles)
     assert back.encode_batch(texts[:200]) == ours.encode_batch(texts[:200])
     told = json.loads((tmp_path / "tokenizer_config.json").read_text())
@@ -77,7 +77,7 @@ def test_the_same_ids_for_every_text(kind, lower, texts, tmp_path):
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 def test_a_sigma_that_ends_a_word(kind, tmp_path):
-    """Python's lower case has a letter of its own there, the library's has not."""
+    """Python lower-cases it to another letter there; the library does not."""
     texts = ["ο δρόμος σας είναι μακρύς", "της ασίας οι σοφές"] * 20
     ours = train_tokenizer(texts, kind, 60, True)
     export_tokenizer.write_tokenizer(ours, tmp_path, token_types=True, max_length=512)
@@ -158,7 +158,7 @@ def test_special_pieces_in_added_tokens_alone(tmp_path):
 
 
 def test_a_tokenizer_json_like_modernberts(tmp_path, texts):
-    """Byte BPE with runs of spaces and special pieces as added tokens, NFC first."""
+    """Byte BPE with runs of spaces and special pieces as added tokens, after NFC."""
     trained = train_tokenizer(texts[:500], "byte_bpe", 600, False)
     data = json.loads(trained.engine.tokenizer.to_str())["model"]
     names = {trained.pieces[i] for i in trained.roles.values()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sentinels behind vocabularies of every kind."""
+"""Sentinels after vocabularies of every kind."""
 
 import json
 
@@ -41,7 +41,7 @@ def test_sentinels_are_the_last_pieces_and_in_no_text(kind, tmp_path):
     assert more.encode_batch(texts) == tokenizer.encode_batch(texts)
     assert max(i for ids in more.encode_batch(texts) for i in ids) < n
     assert more.decode([n + 2]) == "<extra_id_0>"
-    # Those that there are stay, and a saved tokenizer has them.
+    # Existing sentinels stay, and a saved tokenizer has them.
     assert add_extra_ids(more, 100) is more and add_extra_ids(tokenizer, 0) is tokenizer
     more.save(tmp_path / "saved")
     again = load_tokenizer(tmp_path / "saved")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Coverage and fertility; what the exponent of a mixture does to them."""
+"""Coverage and fertility, and how the exponent of a mixture changes them."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def test_what_is_counted(tmp_path):
 
 
 def test_unknown_words_with_capitals_are_told_of(tmp_path):
-    """As of bert-base-chinese where nothing says that it is lower-cased."""
+    """This happens with bert-base-chinese if nothing states that it lower-cases."""
     (tmp_path / "vocab.txt").write_text("\n".join(PIECES), "utf-8")
     cased = load_tokenizer(tmp_path, lower_case=False)
     texts = ["我来到北京 Una XY xy", "una Unaffable"]
@@ -45,7 +45,7 @@ def test_unknown_words_with_capitals_are_told_of(tmp_path):
 
 
 def test_marks_that_lower_casing_drops_are_told_of():
-    """Hindi without its vowel signs is counted as known all the same."""
+    """Hindi without its vowel signs still counts as known."""
     texts = ["पैंथर्स की डिफ़ेन्स ने लीग में", "Été à Sète"]
     lower, cased, byte_bpe = (
         train_tokenizer(texts * 5, kind, 300, lower_case=lower)
@@ -66,7 +66,7 @@ def test_marks_that_lower_casing_drops_are_told_of():
 
 
 def language(letters: str, n: int, seed: int) -> list[str]:
-    """Sentences of 300 made-up words by Zipf's law."""
+    """Return sentences of 300 made-up words that follow Zipf's law."""
     rng = np.random.default_rng(seed)
     words = ["".join(rng.choice(list(letters), 6)) for _ in range(300)]
     law = 1 / np.arange(1, 301)

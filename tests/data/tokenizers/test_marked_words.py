@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Words of data.concept and data.control: how they are named, and what is marked."""
+"""Words of data.concept and data.control: how they are named and marked."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_listed_words_are_marked_whole_and_whatever_their_capitals(tokenizer, tm
     file.write_text("Bad\n\ngoodness\n")
     given = {"concept": "words:good", "control": str(file)}
     marker = make_marker(tokenizer, marked=given)
-    # good ##ness is another word than good, in all of its pieces
+    # good ##ness is another word than good, with all its pieces.
     got = marked(marker, "Good goodness a bad film.")
     assert got == [1 + CONCEPT, 1 + CONTROL, CONTROL, 1, 1 + CONTROL, 1, 1]
     plain = make_marker(tokenizer, entities=True)
@@ -60,7 +60,7 @@ def test_parts_of_speech_are_those_of_the_segmenter(tokenizer, tmp_path):
     dictionary = tmp_path / "dictionary"
     dictionary.write_text("好人 50 n\n很 10 d\n好 90 a\n人 5 n\n的 9 uj\n")
     marker = make_marker(tokenizer, f"jieba:{dictionary}", False, {"concept": "pos:a"})
-    # 好 is one; 好人 is another word
+    # 好 has this part of speech; 好人 is another word.
     assert marked(marker, "好人很好") == [1, 0, 1, 1 + CONCEPT]
     with pytest.raises(UserError, match=r"no word of data.segmenter's dictionary"):
         make_marker(tokenizer, f"jieba:{dictionary}", False, {"concept": "pos:x"})

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokenizers: published tokenizations, files of every kind, refusals, training.
 
-testdata/tokenizations.json holds, of three published vocabularies, the pieces (and
-merges) that the cases use; greedy and merge-by-rank splitting give the same with them.
+testdata/tokenizations.json holds the pieces (and merges) of three published
+vocabularies that the cases use; greedy and merge-by-rank splitting agree on them.
 """
 
 import json
@@ -99,7 +99,7 @@ HAN = [*SPECIAL, *"巴黎在2,人々「」。（）", "paris", "##x"]
     ["巴黎在[MASK]巴黎。", "在paris巴黎,", "paris paris x", "人々「巴黎」", "（2）x巴"],
 )
 def test_no_space_is_written_beside_chinese_characters(text, tmp_path):
-    """WordPiece takes them apart, and the libraries write 巴 黎 在."""
+    """WordPiece separates them, and the libraries write 巴 黎 在."""
     han = load_tokenizer(write_vocab(tmp_path, HAN))
     assert han.decode(han.encode_with_masks(text)) == text.replace("x", "[UNK]")
 
@@ -117,7 +117,7 @@ def test_spaces_beside_chinese_characters_stay_where_ids_have_them(tmp_path):
 
 def test_lower_case_is_taken_from_files_then_from_the_pieces(tmp_path):
     path = write_vocab(tmp_path, WORDS)
-    assert load_tokenizer(path).lower_case  # ß has no smaller form
+    assert load_tokenizer(path).lower_case  # ß has no other lower case
     special = write_vocab(tmp_path / "a", [*WORDS, "<S>", "<T>", "[unused1]", "<"])
     assert load_tokenizer(special).lower_case
     assert not load_tokenizer(path, lower_case=False).lower_case
@@ -133,7 +133,7 @@ def saved_alike(tokenizer: Tokenizer, directory: Path) -> None:
     assert load_tokenizer(directory).identity == tokenizer.identity
 
 
-# As transformers 5.23 has "Café 量子 Hello" with these pieces.
+# How transformers 5.23 encodes "Café 量子 Hello" with these pieces.
 ACCENTS = [*SPECIAL, "cafe", "café", "Cafe", "Café", "量", "子", "量子", "hello"]
 LOWER = {"do_lower_case": True}
 
@@ -150,7 +150,7 @@ LOWER = {"do_lower_case": True}
 )
 @pytest.mark.parametrize("form", ["vocab.txt", "tokenizer.json", "generic"])
 def test_options_of_wordpiece(form, told, want, tmp_path):
-    """tokenizer_config.json's, unless its class is the one without a family."""
+    """Options of tokenizer_config.json count, except in the class without a family."""
     path = write_vocab(tmp_path / "v", ACCENTS)
     added = {"<ent>": len(ACCENTS)} if form == "vocab.txt" else {}
     path.with_name("added_tokens.json").write_text(json.dumps(added))
@@ -288,7 +288,7 @@ def test_training_gives_the_same_in_another_process(kind):
 
 @pytest.mark.parametrize("kind", ["byte_bpe", "unigram"])
 def test_a_tokenizer_json_says_whose_the_space_before_a_blank_is(kind, tmp_path):
-    """lstrip of its mask, as in transformers; without such a file the blank's."""
+    """lstrip of its mask decides, as in transformers; without such a file, the mask."""
     tokenizer = train_tokenizer(TEXTS, kind, 400)
     text = f"The cat {tokenizer.mask_token} on"
     write_tokenizer(tokenizer, tmp_path, False, 128)
@@ -304,7 +304,7 @@ def test_a_tokenizer_json_says_whose_the_space_before_a_blank_is(kind, tmp_path)
     ids = load_tokenizer(tmp_path).encode_with_masks(text)
     assert ids == library.encode(text, add_special_tokens=False).ids
     more = len(ids) - len(tokenizer.encode_with_masks(text))
-    assert more == (kind == "byte_bpe")  # SentencePiece drops a last space
+    assert more == (kind == "byte_bpe")  # SentencePiece drops a final space
 
 
 ROBERTA = {"config.json": {"model_type": "roberta"}}
@@ -317,7 +317,7 @@ def mask_of(lstrip: bool) -> dict:
 @pytest.mark.parametrize(
     "files, strips",
     [
-        ({}, True),  # no class, so none of transformers'
+        ({}, True),  # no class, so not one of transformers'
         (ROBERTA, False),
         ({"tokenizer_config.json": {"tokenizer_class": "RobertaTokenizer"}}, False),
         ({**ROBERTA, "tokenizer_config.json": {"mask_token": mask_of(True)}}, True),
@@ -341,7 +341,7 @@ def mask_of(lstrip: bool) -> dict:
     ],
 )
 def test_the_space_before_the_mask_of_vocab_json(files, strips, tmp_path):
-    """Ids as of AutoTokenizer of transformers 5.23."""
+    """The expected ids are those of AutoTokenizer in transformers 5.23."""
     pieces = ["<s>", "<pad>", "</s>", "<unk>", *"Ġab", "Ġa", "Ġb", "<mask>"]
     folder = tmp_path / "v"
     write_vocab(folder, ["#version: 0.2", "Ġ a", "Ġ b"], "merges.txt")
@@ -367,7 +367,7 @@ def test_the_space_before_the_mask_of_vocab_json(files, strips, tmp_path):
 
 
 def test_words_after_a_joint_keep_their_spaces(tmp_path):
-    """XLM-R's tokenizer.json splits at spaces, and puts "▁" before each word."""
+    """XLM-R's tokenizer.json splits at spaces and puts "▁" before each word."""
     tokenizer = train_tokenizer(TEXTS, "unigram", 400)
     write_tokenizer(tokenizer, tmp_path, False, 128)
     file = tmp_path / "tokenizer.json"
@@ -462,7 +462,7 @@ def test_training_refusals():
 
 
 def test_wordpiece_keeps_the_characters_of_chinese():
-    """Each is a word of its own: no "##" piece, and no cap of a thousand."""
+    """Each character is a word: there is no "##" piece, and no cap of a thousand."""
     han = [chr(0x4E00 + i) for i in range(3000)]
     texts = ["".join(han[i : i + 50]) for i in range(0, 3000, 10)]
     made = train_tokenizer(texts, "wordpiece", 8000)

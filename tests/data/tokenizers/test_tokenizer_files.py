@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPT-2's files: one special token stands for all five roles, and no other's do."""
+"""GPT-2's files: one special token has all five roles; other files have no such."""
 
 import json
 
@@ -27,7 +27,7 @@ CLASS = {"tokenizer_config.json": {"tokenizer_class": "GPT2TokenizerFast"}}
 
 @pytest.fixture(scope="module")
 def files(corpus, tmp_path_factory):
-    """GPT-2's vocab.json and merges.txt, in small; nothing says whose they are."""
+    """Return small vocab.json and merges.txt like GPT-2's, without a stated class."""
     from tokenizers import ByteLevelBPETokenizer
 
     folder = tmp_path_factory.mktemp("gpt2")
@@ -59,7 +59,7 @@ def test_one_token_has_all_roles(files, more, tmp_path):
     assert ours.kind == "byte_bpe" and not ours.lower_case and not ours.has_mask
     assert set(ours.roles.values()) == {0} and ours.pieces[0] == END
     assert ours.special_ids.tolist() == [0] and 0 not in ours.replacement_ids
-    assert ours.encode(f"a{END}").count(0) == 0  # in a text it is plain text
+    assert ours.encode(f"a{END}").count(0) == 0  # plain text when written in a text
     assert ours.encode_with_masks(f"a {END}b").count(0) == 1
     ours.save(tmp_path / "saved")
     assert load_tokenizer(tmp_path / "saved").identity == ours.identity
@@ -119,7 +119,7 @@ def test_a_vocabulary_of_our_own_has_a_mask(corpus):
 
 
 def test_prompts_stay_open(files, corpus, tmp_path):
-    """A causal model's texts are prompts: nothing ends them."""
+    """A causal model's texts are prompts: no special token ends them."""
     transformers = pytest.importorskip("transformers")
     lines = (corpus / "train.txt").read_text("utf-8").splitlines()[:300]
     trained = train_tokenizer(lines, "byte_bpe", 400)
@@ -137,7 +137,7 @@ def test_prompts_stay_open(files, corpus, tmp_path):
         assert ids == (ours.cls_id, ours.sep_id, ours.pad_id)
         assert (opened.mask_token is not None) == ours.has_mask
     closed = make_json(trained, False)["post_processor"]["single"]
-    assert len(closed) == 3  # as of any other model
+    assert len(closed) == 3  # as for any other model
 
 
 def test_words_are_added(files, tmp_path):

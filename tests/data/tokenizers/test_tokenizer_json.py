@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tokenizer.json of others: what is odd in it is told, and costs nothing."""
+"""tokenizer.json files of others: odd contents are reported and do no harm."""
 
 import json
 import tempfile
@@ -114,7 +114,7 @@ def test_any_type_anywhere_is_taken_or_refused_in_a_line(place, value, kind):
         for key in place[:-1]:
             parent = parent[key]
         parent[place[-1]] = value
-    except TypeError:  # of another kind's vocabulary
+    except TypeError:  # the place belongs to another kind of vocabulary
         return
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "tokenizer.json"
@@ -134,7 +134,7 @@ BACKTRACKING = {"type": "Replace", "pattern": {"Regex": "(x+x+)+y"}, "content": 
 
 @pytest.mark.parametrize("form", ["normalizer", "pre_tokenizer"])
 def test_a_text_at_which_the_library_gives_up_is_named(form, tmp_path):
-    """By PanicException, which is no Exception; so Ctrl-C still goes through."""
+    """PanicException is no Exception; Ctrl-C must still work."""
     data = plain_json()
     if form == "pre_tokenizer":
         step = {"pattern": BACKTRACKING["pattern"], "behavior": "Isolated"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pairs of words: read from a file, swapped in texts, and back by a second time."""
+"""Pairs of words: read from a file, swapped in texts, and swapped back."""
 
 import pytest
 from hypothesis import given
@@ -32,7 +32,7 @@ def test_twice_is_the_text_again(parts):
     text = "".join(parts)
     swapped = swap_text(text, PAIRS)
     assert swap_text(swapped, PAIRS) == text
-    # What is no word of a pair is not touched.
+    # Words outside the pairs are unchanged.
     names = {form for w in PAIRS for form in (w, w.title(), w.upper())}
     if not any(name in text for name in names):
         assert swapped == text

@@ -47,7 +47,7 @@ def dictionary(tmp_path_factory) -> str:
 
 
 def told(marker, tokenizer, sentence, entities=()):
-    """Write | before what begins a word, {n} before tokens with other bits."""
+    """Write | before tokens that begin a word, {n} before tokens with other bits."""
     ((ids, marks),) = marker.encode([sentence], [False], tuple(entities))
     assert ids == tokenizer.encode(sentence)
     assert len(marks) == len(ids) and marks.dtype == np.uint8
@@ -164,8 +164,8 @@ def test_refusals(words, tmp_path, monkeypatch):
 
 
 def test_tokens_of_spans_are_found_without_looking_at_all_tokens():
-    """Each span of a line was held against each of its tokens: 25,000 words without a
-    full stop took four seconds, and ten times as many seven minutes."""
+    """Each span of a line used to be compared with each of its tokens: 25,000 words
+    without a full stop took four seconds, ten times as many seven minutes."""
     spans = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), max_size=9)
 
     @settings(max_examples=300, deadline=None)
