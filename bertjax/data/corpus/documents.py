@@ -259,5 +259,5 @@ def refuse_missing(
             )
 
 
-NAME = re.compile(r"\w[\w.-]*")  # of a component
+NAME = re.compile(r"\w[\w.-]*")  # the name of a component
 LONGEST = 100  # characters of a group's name, which is part of the names of metrics

@@ -34,7 +34,7 @@ _UNIT = re.compile(rf"{SPACELESS.pattern}|\w+")
 
 @dataclass(slots=True)
 class Line:
-    """A line: its number of characters, its first source and place, and its count."""
+    """A line: its number of characters, first source, beginning, and count."""
 
     size: int
     source: str

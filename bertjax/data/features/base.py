@@ -40,12 +40,12 @@ class Settings(NamedTuple):
 
     config: the whole config; tables: what masking knows about the vocabulary (the
     result of the masker's `tables`); length: L of the batch; mask_rate: that of the
-    phase, as in the config; rates: the mask rates of all phases of this length, because
-    those phases share their array shapes; rows: how many neighboring rows of a batch
-    are of one kind (config.accumulate, because a micro-batch takes every
-    accumulate-th row); tables_of_ids: the id streams of `model.id_streams` that the
-    model embeds, {name: rows of its table}; streams: those of them that come from the
-    text; max_positions: the number of positions that the model has.
+    phase, as in the config; rates: the mask rates of all phases with the same length,
+    batch size and objective, which share their array shapes; rows: how many neighboring
+    rows of a batch are of one kind (config.accumulate, because a micro-batch takes
+    every accumulate-th row); tables_of_ids: the id streams of `model.id_streams` that
+    the model embeds, {name: rows of its table}; streams: those of them that come from
+    the text; max_positions: the number of positions that the model has.
     """
 
     config: Any

@@ -126,7 +126,7 @@ class _Sentences:
 
 
 def import_word2vec() -> Any:
-    """Import gensim's word2vec. Raises UserError where gensim is missing."""
+    """Import gensim's word2vec. Raises UserError if gensim is missing."""
     return registry.import_extra("gensim.models.word2vec", "similar", "--similar")
 
 
