@@ -140,7 +140,7 @@ def write_from_index(
         if name not in known and getattr(wanted, name) != getattr(usual, name):
             raise UserError(f"--{name} has no effect with --index")
     if texts := [prompt for prompt in prompts if not isinstance(prompt, str)]:
-        raise UserError(f"--index: {texts[0]!r:.40} is no question, which is a text")
+        raise UserError(f"--index: {texts[0]!r:.40} is not a question, which is a text")
     index = PassageIndex(args.index, "--index")
     asked = [{"question": prompt} for prompt in prompts]
     answers = list(answer_from_index(args, where, asked, index, writes=True))
@@ -187,7 +187,7 @@ def read_prompts(path: str) -> list[Any]:
         cells = prompt.values() if isinstance(prompt, dict) else [prompt]
         if not cells or not all(isinstance(cell, str) for cell in cells):
             raise UserError(
-                f'{name}:{number} is no JSON object {{"prompt": TEXT}}, nor a '
+                f'{name}:{number} is not a JSON object {{"prompt": TEXT}}, nor a '
                 'conversation, {"turns": [...]}'
             )
         prompts.append(prompt)

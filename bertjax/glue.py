@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
         raise UserError("--workdir is missing: name a directory for the results")
     folder = expand(args.data, "--data") if args.data else None
     if folder and not folder.is_dir():
-        raise UserError(f"--data={args.data} is no directory")
+        raise UserError(f"--data={args.data} is not a directory")
     path = manifest.local_workdir(args.workdir)
     rows: list[dict[str, Any]] = []
     troubles: dict[str, dict[str, str]] = {what: {} for what in TROUBLES}

@@ -75,7 +75,10 @@ def test_what_is_refused(arguments, trained, weights, tmp_path):
             show.main([*arguments, *given])
     for given, words in (
         (["--what=lm", f"--mask_weights={file}"], "it is read with --what=mlm"),
-        (["--what=mlm", "--mask_weights=/no/such/x.json"], "/no/such is no directory"),
+        (
+            ["--what=mlm", "--mask_weights=/no/such/x.json"],
+            "/no/such is not a directory",
+        ),
     ):
         with pytest.raises(UserError, match=f"--mask_weights.*{words}"):
             evaluate.main([f"--workdir={trained}", *given])

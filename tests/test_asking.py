@@ -141,7 +141,7 @@ def test_standard_input(run, pipe, capsys):
         '{"question": "x"}': "standard input:1: the question has no context, of which",
         '[{"paragraphs": []}]': "input:1 has 'paragraphs' of SQuAD's form",
         '[{"context": "x", "qas": []}]': "input:1 has 'qas' of SQuAD's form",
-        "x": "standard input: is no JSON",
+        "x": "standard input: is not JSON",
     }.items():
         pipe(given)
         with pytest.raises(UserError, match=words):

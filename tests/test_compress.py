@@ -102,7 +102,7 @@ def test_a_table_of_methods(command, trained, corpus, tmp_path):
     [
         ([], "--out and --method are needed"),
         (["--out=X", "--method=gptq"], "--text is missing: gptq is calibrated"),
-        (["--out=X", "--method=gptq", "--bits=three"], "--bits=three is no number"),
+        (["--out=X", "--method=gptq", "--bits=three"], "--bits=three is not a number"),
         (["--out=X", "--method=rtn", "--metric=loss"], "--metric needs --table"),
         (["--table=X.md"], "--table needs --evaluate"),
         (["--out=X", "--method=rtn", "--length=4"], "length"),

@@ -140,7 +140,7 @@ def test_rows_of_prompts_are_those_of_training(workdir):
 @pytest.mark.parametrize(
     "prompt, options, said",
     [
-        ({"turns": "hello"}, {}, r"is no conversation: give \{\"turns\""),
+        ({"turns": "hello"}, {}, r"is not a conversation: give \{\"turns\""),
         ({"turns": [{"speaker": "a"}]}, {}, "`text` is not a string"),
         ({"turns": []}, {}, "nothing was said"),
         (

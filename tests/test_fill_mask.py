@@ -50,7 +50,7 @@ def test_unstacked_layers_compute_the_same(name):
 
 
 def test_a_broken_model_is_named():
-    """Its probabilities were written as NaN, which is no JSON."""
+    """Its probabilities were written as NaN, which is not JSON."""
     cfg, params = model(next(iter(ENCODERS)))
     params = jax.tree.map(lambda x: x * np.nan, params)
     tokenizer = types.SimpleNamespace(mask_id=4, pad_id=0, vocab_size=40)

@@ -155,7 +155,7 @@ def test_predict_reads_standard_input(finetuned, tables, pipe, capsys):
         "text\tmore\n": "--input=-: there are no rows",
         "text\nx\n": "standard input: --columns: TEXT_PAIR='more' is unknown",
         b"text\tmore\nx\t\xff\n": "standard input:2: is not UTF-8",
-        '{"text": "x"': "standard input:1: is no JSON",
+        '{"text": "x"': "standard input:1: is not JSON",
     }.items():
         pipe(given)
         with pytest.raises(UserError, match=words):

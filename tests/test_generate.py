@@ -49,14 +49,14 @@ def test_what_is_refused(trained, options, words):
 
 
 def test_blanks_of_other_models_and_bad_lines(trained, tmp_path):
-    with pytest.raises(UserError, match=r"<mask> is no blank .* write \[MASK\]"):
+    with pytest.raises(UserError, match=r"<mask> is not a blank .* write \[MASK\]"):
         bertjax.load(str(trained)).generate(["A <mask>"])
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"prompt": "a"}\n{"text": "b"}\n')
-    with pytest.raises(UserError, match=r"bad\.jsonl:2 is no JSON object"):
+    with pytest.raises(UserError, match=r"bad\.jsonl:2 is not a JSON object"):
         generate.main([f"--model={trained}", f"--input={bad}"])
     bad.write_text('{"prompt": "a"}\n"turns"\n')  # no object, though "turns" is in it
-    with pytest.raises(UserError, match=r"bad\.jsonl:2 is no JSON object"):
+    with pytest.raises(UserError, match=r"bad\.jsonl:2 is not a JSON object"):
         generate.main([f"--model={trained}", f"--input={bad}"])
 
 
@@ -80,7 +80,7 @@ def test_prompts_of_a_pipe(tmp_path):
     assert generate.read_prompts(str(fifo)) == ["A word", "", "B"]
     writer.join()
     (tmp_path / "list.jsonl").write_text("[1, 2]\n")
-    with pytest.raises(UserError, match=r"list\.jsonl:1 is no JSON object"):
+    with pytest.raises(UserError, match=r"list\.jsonl:1 is not a JSON object"):
         generate.read_prompts(str(tmp_path / "list.jsonl"))
     with pytest.raises(UserError, match=f"^--input={tmp_path} cannot be read: Is a"):
         generate.read_prompts(str(tmp_path))

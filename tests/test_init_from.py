@@ -133,7 +133,9 @@ def test_pretraining_keeps_how_vectors_of_sentences_are_made(tmp_path):
     sentence_transformers.write(theirs, Sentences("Dense"), width=8, longest=9)
     assert init_from.kept_sentences(config) == {}
     (theirs / "modules.json").write_text("{")
-    with pytest.raises(UserError, match=r"init_from=.*/hf: modules\.json is no list"):
+    with pytest.raises(
+        UserError, match=r"init_from=.*/hf: modules\.json is not a list"
+    ):
         init_from.kept_sentences(config)
     config.init_from = f"{theirs}/none"
     assert init_from.kept_sentences(config) == {}

@@ -105,7 +105,7 @@ CASES = {
         lambda: fill_mask.main(["--model=x", "--max_length=3", "A [MASK]."]),
         "--max_length is unknown; known: dtype, json, model, top_k, weights",
     ),
-    "no whole number": (
+    "not a whole number": (
         lambda: learn(SMOKE, "--config.batch_size=3.5"),
         "--config.batch_size=3.5: '3.5' is not a whole number",
     ),

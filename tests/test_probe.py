@@ -157,7 +157,7 @@ def test_words_and_spans(of_words, capsys, tmp_path, name, flag, of, there):
     ("argument", "words"),
     [
         ("--tag=3", ["words.bio:1: --tag=3: the line has 2 columns"]),
-        ("--tag=ner", ["words.bio:1: --tag='ner' is no number of a column"]),
+        ("--tag=ner", ["words.bio:1: --tag='ner' is not a number of a column"]),
         ("--text=2", ["words and tags are one column of 2"]),
         ("--text=-1", ["--text=-1 and --tag=-1 are one column"]),
         ("--labels=ADJ,PRON", ["words.bio:", "--labels: the tag='VERB' is unknown"]),

@@ -164,7 +164,7 @@ def test_a_run_goes_on_with_its_own_index(wanted, reader, folder, tmp_path):
     ("flags", "words"),
     [
         (["--threshold=1"], "--threshold has no effect with --index"),
-        (["--index={}/none"], "none is no index"),
+        (["--index={}/none"], "none is not an index"),
         (["--index="], "--passages needs --index=DIR"),
     ],
 )
@@ -248,7 +248,7 @@ def test_what_embed_refuses(trained, folder):
         embed.main(given)
     with pytest.raises(UserError, match="is an index already"):
         embed.main([*given, f"--index={folder}/one"])
-    with pytest.raises(UserError, match="has files and is no index: name another"):
+    with pytest.raises(UserError, match="has files and is not an index: name another"):
         embed.main([*given, f"--index={folder}"])
     with pytest.raises(UserError, match="--width has no effect with --index"):
         embed.main([*given, f"--index={folder}/new", "--width=8"])

@@ -275,7 +275,7 @@ def test_mined_negatives_and_margins_are_learnt(runs, folder, tmp_path, capsys):
         f"--workdir={tmp_path / 'w'}",
     ])  # fmt: skip
     assert "train/retrieve_16_margin_loss" in read_rows(tmp_path / "w")[-1]
-    with pytest.raises(UserError, match=r"--mine=.*\.txt is no name of such a file"):
+    with pytest.raises(UserError, match=r"--mine=.*\.txt is not a name of such a file"):
         evaluate.main([*given, f"--mine={tmp_path}/x.txt"])
     with pytest.raises(UserError, match=r"--negatives needs --mine=FILE"):
         evaluate.main([*given, "--negatives=2"])

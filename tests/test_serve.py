@@ -116,7 +116,7 @@ def test_a_request_that_cannot_be_answered_is_told_so(serve, capsys):
             raise RuntimeError("out of memory")
 
     for body in (b"{", b"\xff", b"[" * 100_000):
-        with pytest.raises(ValueError, match=r"^the body is no JSON: "):
+        with pytest.raises(ValueError, match=r"^the body is not JSON: "):
             serve.texts_of(body)
     for body in (b"{}", b"[]", b"3", b'{"texts": "x"}'):
         with pytest.raises(ValueError, match=r"^the body is no object with a list, "):
@@ -173,7 +173,7 @@ def test_a_directory_that_cannot_be_served(serve, tmp_path, monkeypatch, capsys)
 
 
 def test_a_question_without_a_context_has_no_answer(serve):
-    """No place of it has a score; -Infinity is no JSON."""
+    """No place of it has a score; -Infinity is not JSON."""
     server = without_model(serve, task="question-answering")
     row = SimpleNamespace(ids=[0] * 4, sequence_ids=[None, 0, None, None])
     server.tokenizer = SimpleNamespace(encode=lambda question, context: row)

@@ -54,7 +54,7 @@ def encoder_config(
     given = {k: v for k, v in config.model.items() if v is not None}
     family = registry.pick("model.family", given.pop("family"), FAMILIES)
     name, size = given.pop("size", ""), {}
-    # otherwise the shape is no size of the family
+    # otherwise the shape is not a size of the family
     if name or not SPELLED <= given.keys():
         size = registry.pick("model.size", name, family.sizes)
     shape = {**family.fixed, **size, **given}

@@ -43,7 +43,7 @@ class Checkpoints:
         self.keep_last, self.keep_every = keep_last, keep_every
         self.primary = jax.process_index() == 0
         if self.folder.exists() and not self.folder.is_dir():
-            raise UserError(f"{self.folder} is no directory")
+            raise UserError(f"{self.folder} is not a directory")
         hush()
         self.saver = ocp.AsyncCheckpointer(_make_writer())
         self.thread = ThreadPoolExecutor(1)

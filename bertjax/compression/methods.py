@@ -114,9 +114,9 @@ def check_groups(pattern: Pattern, inputs: int) -> None:
 
 
 def read_bits(text: str) -> int:
-    """Parse --bits. Raises UserError if it is no whole number."""
+    """Parse --bits. Raises UserError if it is not a whole number."""
     if not text.isdecimal():
-        raise UserError(f"--bits={text} is no number of bits")
+        raise UserError(f"--bits={text} is not a number of bits")
     return int(text)
 
 

@@ -283,7 +283,7 @@ def read_packed(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
         with safe_open(file, "numpy") as opened:
             metadata = opened.metadata() or {}
             if metadata.get("format") != FORMAT:
-                raise UserError(f"{file} is no packed model of format {FORMAT}")
+                raise UserError(f"{file} is not a packed model of format {FORMAT}")
             parts: dict[str, list[str]] = {}
             for name in opened.keys():  # noqa: SIM118 (no dict)
                 leaf, _, part = name.rpartition(".")

@@ -38,7 +38,7 @@ def find_config(path: str) -> str:
     if folder.is_absolute() or not os.path.isdir(shipped / folder):
         raise UserError(f"--config={file}: there is no such file")
     if f"{file}.py" in names:
-        raise UserError(f"--config={file} is no file; did you mean {file}.py?")
+        raise UserError(f"--config={file} is not a file; did you mean {file}.py?")
     raise registry.unknown("--config", file, names)
 
 

@@ -51,7 +51,7 @@ def make_row(model: BlankModel, text: str, options: Options) -> Row:
     begun = tokenizer.mask_id not in ids
     if begun and (other := next((m for m in MASKS if m in text), "")):
         raise UserError(
-            f"{text[:40]!r}: {other} is no blank of this model: write "
+            f"{text[:40]!r}: {other} is not a blank of this model: write "
             f"{tokenizer.mask_token}"
         )
     if begun:

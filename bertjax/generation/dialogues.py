@@ -120,7 +120,7 @@ def turns_of(record: Mapping[str, Any], field: str, name: str) -> dict[str, Any]
     turns = record.get(TURNS)
     if not isinstance(turns, list) or not all(isinstance(t, Mapping) for t in turns):
         raise UserError(
-            f'{name} is no conversation: give {{"turns": [{{"speaker": ..., "text": '
+            f'{name} is not a conversation: give {{"turns": [{{"speaker": ..., "text": '
             "...}, ...]}"
         )
     *names, who = (

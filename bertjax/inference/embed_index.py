@@ -37,7 +37,7 @@ def make_index(
     begun = (folder / LINES).exists()
     if folder.is_dir() and any(folder.iterdir()) and not begun:
         raise UserError(
-            f"--index={folder} has files and is no index: name another directory"
+            f"--index={folder} has files and is not an index: name another directory"
         )
     model = open_retriever(path, "--model", dtype, weights).of_passages()
     passages = passage_index.read_passages(text, "--text", words, say)

@@ -75,7 +75,7 @@ def from_json(values: Mapping[str, Any], where: str = "") -> GenerationSettings:
         value = values.get(key)
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if any(type(i) is not int for i in ids):
-            raise UserError(f"{where}: {key}={value!r} is no id")
+            raise UserError(f"{where}: {key}={value!r} is not an id")
         ids = [i for i in ids if i >= 0]
         if key == "eos_token_id":
             found[key] = tuple(ids)

@@ -191,7 +191,7 @@ def read_json(path: Path, where: str, required: bool = True) -> dict[str, Any]:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no number")
+    raise ValueError(f"{constant} is not a number")
 
 
 def inside(directory: Path, name: str, where: str) -> Path:

@@ -114,7 +114,7 @@ def model_max_length(directory: Path, where: str) -> int:
 
 def _length(name: str, key: str, value: Any, where: str) -> int:
     if type(value) not in (int, float) or value < 0:
-        raise UserError(f"{where}: {name}: {key}={value!r} is no length")
+        raise UserError(f"{where}: {name}: {key}={value!r} is not a length")
     return 0 if value > UNBOUNDED else int(value)
 
 
@@ -133,7 +133,7 @@ def read(directory: Path, where: str) -> Sentences:
         kinds = ["Transformer" if kind == MASKED else kind for kind in kinds]
         paths = [str(step["path"]) for step in steps]
     except (OSError, ValueError, TypeError, KeyError) as e:
-        raise UserError(f"{where}: {MODULES} is no list of modules ({e})") from e
+        raise UserError(f"{where}: {MODULES} is not a list of modules ({e})") from e
     prompts = read_tensors.read_json(directory / PROMPTS, where, required=False)
     prompt, key = "", prompts.get("default_prompt_name")
     if key is not None:  # the prompt of every text

@@ -73,7 +73,7 @@ def read_labels(raw: Mapping[str, Any], where: str) -> tuple[str, ...]:
     if names is None:
         count = raw.get("num_labels", 2)
         if type(count) is not int or not 1 <= count <= 1_000_000:
-            raise UserError(f"{where}: num_labels={count!r} is no number of classes")
+            raise UserError(f"{where}: num_labels={count!r} is not a number of classes")
         return _default_labels(count)
     try:
         return tuple(str(names[str(i)]) for i in range(len(names)))

@@ -201,7 +201,7 @@ class EncoderConfig:
         for name, rows in read_id_streams(self.id_streams).items():
             if not rows:
                 raise UserError(
-                    f"model.id_streams={self.id_streams}: {name!r} is no stream of "
+                    f"model.id_streams={self.id_streams}: {name!r} is not a stream of "
                     f"data.streams, so say how many rows its table has: {name}:ROWS"
                 )
         for name, (least, most) in RANGES.items():

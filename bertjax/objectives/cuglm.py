@@ -36,7 +36,7 @@ from bertjax.objectives.token_head import PARAMS, score_tokens, sum_in_chunks
 
 NAME = "cuglm"
 STREAM = "type"
-# Ids up to this one are not types: 0 is no name, 1 a type outside the vocabulary.
+# Ids up to this one are not types: 0 is not a name, 1 a type outside the vocabulary.
 UNKNOWN_TYPE = 1
 MADE_UP = 7  # the number of types if the text has no such stream
 TOP = 1, 5

@@ -209,9 +209,9 @@ def parse(row: Row, text: str, column: str) -> tuple[Sentence, list[Target]]:
     if isinstance(words, str):
         words = words.split()
     if not isinstance(words, list) or not all(isinstance(w, str) for w in words):
-        raise UserError(f"{row.place}: {text} is no text, nor a list of words")
+        raise UserError(f"{row.place}: {text} is not text, nor a list of words")
     if not isinstance(targets, list) or not all(isinstance(t, dict) for t in targets):
-        raise UserError(f"{row.place}: {column} is no list of objects")
+        raise UserError(f"{row.place}: {column} is not a list of objects")
     return Sentence(words, None, row.place), [
         parse_target(target, f"{row.place}, target {i}", len(words))
         for i, target in enumerate(targets, 1)
@@ -229,7 +229,7 @@ def parse_target(target: Mapping[str, Any], place: str, words: int) -> Target:
         if not isinstance(span, list) or [type(at) for at in span] != [int, int]:
             raise UserError(f"{place}: {name} is no [first word, end] but {span!r}")
         if not 0 <= span[0] < span[1] <= words:
-            raise UserError(f"{place}: {name}={span} is no span of {words} words")
+            raise UserError(f"{place}: {name}={span} is not a span of {words} words")
         spans.append((span[0], span[1]))
     return Target(tuple(spans), Row(target, place))
 

@@ -182,7 +182,7 @@ def shorten(x: float) -> float | None:
 
 
 def sweep_charts(run: Run) -> list[dict[str, Any]]:
-    """Return a chart for each set and metric, for page.js; [] if the run is no sweep.
+    """Return a chart for each set and metric, for page.js; [] without a sweep.
 
     Runs with the same rate share a color; if all have one rate, each has its own.
     Raises UserError if sweep.json is damaged.

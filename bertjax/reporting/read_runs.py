@@ -94,7 +94,7 @@ def read_run(path: Any, name: str, log: Callable[[str], None]) -> Run:
         raise UserError(f"{path}: {what}")
     file = path / "config.json"
     if not file.exists():
-        raise UserError(f"{path} is no workdir: it has no config.json")
+        raise UserError(f"{path} is not a workdir: it has no config.json")
     config = read_config(file)
     facts = read_json(path / "run.json")
     stores, folder = facts.get("stores"), path / "tokenizer"
@@ -186,4 +186,4 @@ def number_of(row: dict[str, Any], key: str, where: str) -> float:
             number = float(value)
             if key not in CLOCK or math.isfinite(number):
                 return number if math.isfinite(number) else math.nan
-    raise UserError(f"{where}: {key}={value!r} is no number")
+    raise UserError(f"{where}: {key}={value!r} is not a number")

@@ -36,7 +36,7 @@ def load_scorer(name: str) -> ModuleType:
     """Return the scorer of --what. Raises UserError if it is not one."""
     module = registry.load("--what", name, __package__, SUPPORT)
     if not (hasattr(module, "score") and hasattr(module, "FLAGS")):
-        raise UserError(f"--what={name} is no scorer: it needs `score` and `FLAGS`")
+        raise UserError(f"--what={name} is not a scorer: it needs `score` and `FLAGS`")
     return module
 
 

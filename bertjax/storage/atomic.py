@@ -95,12 +95,14 @@ def check_out(
     if is_remote(name):
         raise UserError(f"{flag}={name}: it is written to a disk of this machine")
     if ending and out.suffix.lower() != ending:
-        raise UserError(f"{flag}={name} is no name of such a file: it ends in {ending}")
+        raise UserError(
+            f"{flag}={name} is not a name of such a file: it ends in {ending}"
+        )
     if out.is_dir():
         raise UserError(f"{flag}={name} is a directory: name a file in it")
     if not out.parent.is_dir():
         raise UserError(
-            f"{flag}={name} cannot be written: {out.parent} is no directory"
+            f"{flag}={name} cannot be written: {out.parent} is not a directory"
         )
     read, value = source
     is_text = isinstance(value, str)

@@ -60,7 +60,7 @@ def read_facts(path: str, key: str) -> dict[str, Any]:
         version, how = int(facts["format"]), {**facts.get("how", {})}
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(
-            f"{key}={path} is no index: bertjax.embed --model=DIR --text=FILES "
+            f"{key}={path} is not an index: bertjax.embed --model=DIR --text=FILES "
             f"--index={path} makes one"
         ) from None
     if version > FORMAT:

@@ -211,7 +211,7 @@ def _read_grades(
     for row in tables.parse_rows(text, "tsv", name, HEADER, say):
         query, passage, cell = (row.cells[column].strip() for column in HEADER)
         if not WHOLE.fullmatch(cell):
-            raise UserError(f"{row.place}: the score {cell!r} is no whole number")
+            raise UserError(f"{row.place}: the score {cell!r} is not a whole number")
         if query not in queries or passage not in place:
             unknown["passage" if query in queries else "query"].append(row.place)
             continue

@@ -206,7 +206,7 @@ class RegionFiles:
             with np.load(path) as file:
                 named = {name: file[name] for name in file.files}
         except NOT_READ as e:
-            raise UserError(f"{path}: is no npz file ({e})") from None
+            raise UserError(f"{path}: is not an npz file ({e})") from None
         try:
             features = named["features"].astype(np.float32)
             boxes = named["boxes"].astype(np.float32)
@@ -292,7 +292,7 @@ def _look(path: Path) -> tuple[Mapping[str, tuple[int, ...]], int]:
                     read = read or form.read_array_header_2_0
                     shapes[info.filename.removesuffix(".npy")] = read(member)[0]
     except NOT_READ as e:
-        raise UserError(f"{path}: is no npz file ({e})") from None
+        raise UserError(f"{path}: is not an npz file ({e})") from None
     return shapes, checksum
 
 

@@ -342,7 +342,7 @@ def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
 def _json_rows(text: str, name: str, columns: Columns, say: Say) -> Iterator[Row]:
     for place, found in _json_values(text, name, say):
         if not isinstance(found, dict):
-            raise UserError(f"{place}: is no JSON object")
+            raise UserError(f"{place}: is not a JSON object")
         _check_columns(list(found), place, columns, "")
         yield Row(found, place)
 

@@ -158,7 +158,7 @@ def _columns(columns: Columns, width: int, place: str) -> list[int]:
         if not NUMBER.fullmatch(column):
             if len(columns) > 1:
                 raise UserError(
-                    f"{place}: {key}={column!r} is no number of a column (1 is the "
+                    f"{place}: {key}={column!r} is not a number of a column (1 is the "
                     "first, -1 the last)"
                 )
             column = "1"  # the model was trained on JSON lines, with column names

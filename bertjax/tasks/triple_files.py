@@ -110,7 +110,7 @@ def _lines(text: str, name: str, say: Say) -> Iterator[tuple[int, str]]:
 def _json_cells(line: str, place: str) -> list[str]:
     found = load_json(line, place)
     if not isinstance(found, dict):
-        raise UserError(f"{place}: is no JSON object")
+        raise UserError(f"{place}: is not a JSON object")
     if lacking := [name for name in FIELDS[:2] if name not in found]:
         raise UserError(f"{place}: there is no {lacking[0]}: give {', '.join(FIELDS)}")
     cells = [found.get(name) for name in FIELDS]
@@ -159,7 +159,7 @@ def _described_cells(line: str, place: str) -> tuple[str, Described]:
 def _described_object(line: str, place: str) -> tuple[str, Described]:
     found = load_json(line, place)
     if not isinstance(found, dict) or not isinstance(found.get("id"), str):
-        raise UserError(f"{place}: is no JSON object with an id, a text")
+        raise UserError(f"{place}: is not a JSON object with an id, a text")
 
     def first(names: Sequence[str]) -> str:
         value = next((found[name] for name in names if found.get(name)), "")

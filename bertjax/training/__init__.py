@@ -116,7 +116,9 @@ def check_pattern(key: str, text: str, part: str, pattern: str) -> None:
     try:
         re.compile(pattern)
     except re.error as e:
-        raise UserError(f"{key}={text}: {part} is no regular expression: {e}") from None
+        raise UserError(
+            f"{key}={text}: {part} is not a regular expression: {e}"
+        ) from None
 
 
 def settings_of(key: str, name: str) -> tuple[str, ...]:

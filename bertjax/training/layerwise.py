@@ -76,7 +76,7 @@ def as_matrix(path: Path, shape: tuple[int, ...]) -> tuple[int, ...]:
 def group_of(path: Path, leaf: Any) -> str:
     """Return the group of a parameter for optim.rates, one of training.GROUPS.
 
-    vectors: biases, norm scales and everything else that is no matrix; kernels: the
+    vectors: biases, norm scales and everything else that is not a matrix; kernels: the
     layers' matrices; embeddings: tables, and their projection; heads: all other
     matrices.
     """

@@ -165,7 +165,7 @@ def find_writer(name: str) -> type:
         if lacking or not isinstance(found, type):
             method = [*lacking, "write"][0]
             raise UserError(
-                f"log.writers: {name!r} is no class with a method `{method}`"
+                f"log.writers: {name!r} is not a class with a method `{method}`"
             )
         return found
     if name == "wandb" and importlib.util.find_spec("wandb") is None:

@@ -200,7 +200,7 @@ def test_nothing_half_written_gets_a_number(saved, tmp_path, monkeypatch):
 
 def test_a_file_in_the_place_of_the_folder(saved, tmp_path):
     (tmp_path / "checkpoints").write_text("a file")
-    with pytest.raises(UserError, match="checkpoints is no directory"):
+    with pytest.raises(UserError, match="checkpoints is not a directory"):
         saved()
 
 

@@ -123,5 +123,5 @@ def test_what_is_refused(vocabulary, trained, tmp_path):
     with pytest.raises(UserError, match="a prompt has columns"):
         generate.main([f"--model={trained}", f"--input={rows}"])
     rows.write_text('{"prompt": {"text": 3}}\n')
-    with pytest.raises(UserError, match=r"rows\.jsonl:1 is no JSON object"):
+    with pytest.raises(UserError, match=r"rows\.jsonl:1 is not a JSON object"):
         generate.main([f"--model={trained}", f"--input={rows}"])

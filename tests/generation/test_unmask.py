@@ -246,7 +246,7 @@ def test_texts_are_filled_in_few_shapes_and_in_order():
 
 
 def test_a_broken_model_is_named():
-    """Its scores were written as NaN, which is no JSON."""
+    """Its scores were written as NaN, which is not JSON."""
     params = jax.tree.map(lambda x: x * np.nan, tiny_model())
     model = blanks.BlankModel(CFG, params, Letters())
     with pytest.raises(UserError, match="not finite numbers"):
@@ -297,7 +297,7 @@ def test_left_to_right_by_a_causal_model_is_its_generation():
 
 @pytest.mark.parametrize("name", ["confidence", "entropy"])
 def test_a_model_of_no_numbers_fills_its_blanks_too(name):
-    """It was asked for ever: what is no number was sorted behind padding."""
+    """It was asked for ever: what is not a number was sorted behind padding."""
     done = unmask(
         lambda params, batch: jnp.full((*batch["mlm_positions"].shape, V), params),
         jnp.float32(jnp.nan),

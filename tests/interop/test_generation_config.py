@@ -39,8 +39,8 @@ def test_ids_that_are_none(tmp_path):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"eos_token_id": "2"}, "eos_token_id='2' is no id"),
-        ({"pad_token_id": True}, "pad_token_id=True is no id"),
+        ({"eos_token_id": "2"}, "eos_token_id='2' is not an id"),
+        ({"pad_token_id": True}, "pad_token_id=True is not an id"),
         ({"forced_eos_token_id": [1, 2]}, "more than one is not supported"),
     ],
 )

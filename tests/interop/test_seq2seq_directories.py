@@ -139,7 +139,7 @@ def test_mbart_needs_a_tokenizer_json(tmp_path):
 def test_what_is_no_vocabulary_of_t5(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "t5"}')
     with_t5(tmp_path, extra_ids=-1)
-    with pytest.raises(UserError, match="extra_ids=-1 is no number of sentinels"):
+    with pytest.raises(UserError, match="extra_ids=-1 is not a number of sentinels"):
         load_tokenizer(tmp_path)
 
 

@@ -429,7 +429,7 @@ def test_an_evaluation_ranks_over_all_its_batches(made):
 
 
 def test_flops_are_those_of_the_program():
-    """Of the generator too: within what is no matrix product, by XLA's own count."""
+    """Of the generator too: within what is not a matrix product, by XLA's own count."""
     rows, length, asked = 4, 64, 10
     cfg = dataclasses.replace(
         CFG,

@@ -196,11 +196,11 @@ def test_targets(tmp_path):
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (3, "a.jsonl:1: targets is no list of objects"),
+        (3, "a.jsonl:1: targets is not a list of objects"),
         ([{"span1": [0, 1]}], "a.jsonl:1, target 1: there is no label"),
         ([{"label": "r"}], "target 1: there is no span1"),
-        ([target([1, 1])], r"span1=\[1, 1\] is no span of 2 words"),
-        ([target([0, 1], [1, 3])], r"span2=\[1, 3\] is no span of 2 words"),
+        ([target([1, 1])], r"span1=\[1, 1\] is not a span of 2 words"),
+        ([target([0, 1], [1, 3])], r"span2=\[1, 3\] is not a span of 2 words"),
         ([target([0, True])], r"span1 is no \[first word, end\] but \[0, True\]"),
         (
             [target([0, 1], label=["r", "s"])],
@@ -218,5 +218,5 @@ def test_what_is_no_target(tmp_path, found, words):
 
 
 def test_a_text_that_has_no_words(tmp_path):
-    with pytest.raises(UserError, match=r"a.jsonl:1: text is no text, nor a list"):
+    with pytest.raises(UserError, match=r"a.jsonl:1: text is not text, nor a list"):
         of_targets(tmp_path, [{"text": 3, "targets": []}])

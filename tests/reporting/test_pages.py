@@ -345,7 +345,7 @@ def test_what_is_no_run_or_no_place_to_write(tmp_path):
         ([run / "run.json", out], "a file"),
         ([tmp_path / "other", out], "config.json is not the config"),
         ([run, f"--out={tmp_path}"], "is a directory"),
-        ([run, f"--out={tmp_path / 'no' / 'page.html'}"], "is no directory"),
+        ([run, f"--out={tmp_path / 'no' / 'page.html'}"], "is not a directory"),
         ([run, out, f"--png={run / 'run.json'}"], "is a file"),
     ):
         with pytest.raises(UserError, match=words):

@@ -261,7 +261,7 @@ def test_a_way_from_outside(run, trained, tmp_path, monkeypatch):
         UserError, match=r"--rates has no effect with --what=lab\.charact"
     ):
         run(*given, "--rates=0.1")
-    with pytest.raises(UserError, match=r"--what=json\.tool is no scorer"):
+    with pytest.raises(UserError, match=r"--what=json\.tool is not a scorer"):
         run("--what=json.tool")
     monkeypatch.setattr("lab.characters.score", lambda args, path, flag: 3)
     with pytest.raises(UserError, match=r"lab\.characters\.score must .*Scores.* 3$"):
@@ -376,7 +376,9 @@ def test_options_are_refused_before_a_model_is_opened(tmp_path):
     given = ["--model=nowhere", "--what=retrieval", "--text=nowhere"]
     with pytest.raises(UserError, match="--depth needs --rerank=MODEL"):
         evaluate.main([*given, "--depth=5"])
-    with pytest.raises(UserError, match=r"--mine=.*x\.txt is no name of such a file"):
+    with pytest.raises(
+        UserError, match=r"--mine=.*x\.txt is not a name of such a file"
+    ):
         evaluate.main([*given, f"--mine={tmp_path}/x.txt"])
 
 

@@ -56,7 +56,7 @@ def test_pairs_too_long_are_left_out_and_counted():
 @pytest.mark.parametrize(
     "line, words",
     [
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ("[1]", "not a JSON object"),
         (json.dumps(GOOD | {"UID": 3}), "UID is empty or no string"),
         (json.dumps(GOOD | {"sentence_bad": " "}), "sentence_bad is empty"),

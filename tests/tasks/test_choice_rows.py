@@ -130,7 +130,7 @@ def test_articles_without_questions_are_said():
         (LIST, row(label=""), "the label is empty"),
         (LIST, row(label="ß"), "label 'ß' is none of the 2 choices"),
         (LIST, row(found=("x", " ")), "choice 2 is empty"),
-        (LIST, row(found=("x", 3)), "choice 2 is no text: 3"),
+        (LIST, row(found=("x", 3)), "choice 2 is not text: 3"),
         (LIST, row(found=("x",)), "there are less than two choices"),
         (LIST, row() | {"choices": "x"}, "the choices holds no list of choices"),
         (LIST, row(text=3), "the text has to be a text, and is 3"),

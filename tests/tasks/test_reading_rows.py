@@ -237,10 +237,10 @@ def test_an_index(folder):
     assert again.content_hash != before
     for facts in ({"format": 1, "sha256": "x"}, {"format": 1, "sha256": {}}, []):
         (folder / passage_index.FACTS).write_text(json.dumps(facts))
-        with pytest.raises(UserError, match=r"is no index: bertjax\.embed"):
+        with pytest.raises(UserError, match=r"is not an index: bertjax\.embed"):
             PassageIndex(str(folder), "--index")
     (folder / passage_index.FACTS).unlink()
-    with pytest.raises(UserError, match=r"is no index: bertjax\.embed"):
+    with pytest.raises(UserError, match=r"is not an index: bertjax\.embed"):
         PassageIndex(str(folder), "--index")
 
 
@@ -358,14 +358,14 @@ def test_questions():
     ]
     kept = parse_questions('{"question": "who?", "answers": ["I"], "x": 1}\n', "q")
     assert kept == [{"question": "who?", "answers": ["I"], "x": 1}]
-    with pytest.raises(UserError, match=r"q\.jsonl:1: is no JSON object"):
+    with pytest.raises(UserError, match=r"q\.jsonl:1: is not a JSON object"):
         parse_questions("[1, 2]\n", "q.jsonl")
     # DPR's and FiD's files are one list.
     listed = json.dumps(ASKED, indent=1)
     assert parse_questions(listed, "-") == ASKED == parse_questions(listed, "q.json")
     columns = FORM.keys()
     assert [row.cells for row in parse_found(listed, "q", columns)] == ASKED
-    with pytest.raises(UserError, match=r"q\.json:\[1\]: is no JSON object"):
+    with pytest.raises(UserError, match=r"q\.json:\[1\]: is not a JSON object"):
         parse_questions('[{"question": "a"},\n\n3]', "q.json", print)
     answers = [{"text": "b", "answer_start": 2}] * 2
     squad = {"qas": [{"id": "1", "question": "what?", "answers": answers}]}

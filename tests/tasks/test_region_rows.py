@@ -105,7 +105,7 @@ def test_files_are_read_and_those_that_lack_are_counted(tmp_path):
     config, rows = read(write(tmp_path / "rows.jsonl", rows), said, **keys)
     assert rows.n == 4 and rows.images.sizes.tolist() == [3, 1]
     assert rows.image.tolist() == [0, 1, 0, 0]
-    lacking = f"1 row whose image is no file, left out: {tmp_path}/rows.jsonl:3"
+    lacking = f"1 row whose image is not a file, left out: {tmp_path}/rows.jsonl:3"
     assert lacking in said
     cut = "3 of 4 images have more than task.max_regions=2 regions: 3 are left out"
     assert cut in [*rows.plan(12).notes()]
@@ -175,7 +175,7 @@ def test_pairs_are_said_by_those_alone_who_have_learnt_them(table, keys):
 def test_a_file_that_is_no_archive_and_files_that_all_lack(tmp_path):
     (tmp_path / "a.npz").write_bytes(b"PK nothing")
     table = write(tmp_path / "rows.jsonl", [{"sentence": "it is", "image": "a"}])
-    with pytest.raises(UserError, match=r"a\.npz: is no npz file"):
+    with pytest.raises(UserError, match=r"a\.npz: is not an npz file"):
         read(table, regions="image")
     (tmp_path / "a.npz").unlink()
     with pytest.raises(UserError, match=r"rows\.jsonl:1: .*a\.npz is not there"):

@@ -30,7 +30,7 @@ def test_dense_is_exact_and_ties_go_to_the_first(monkeypatch, tile):
     queries = draw.integers(-2, 3, (40, 4)).astype(np.float32)
     passages = draw.integers(-2, 3, (90, 4)).astype(np.float32)
     leave = draw.integers(-1, 90, 40)
-    passages[17] = np.nan  # what is no number is never found
+    passages[17] = np.nan  # what is not a number is never found
     monkeypatch.setattr(search, "SCORES", tile)
     numbers, scores = Dense(passages).search(Dense(queries), leave, 10)
     products = queries @ passages.T

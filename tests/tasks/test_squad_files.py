@@ -86,7 +86,7 @@ def test_answers_that_are_not_where_the_file_says(tmp_path):
 @pytest.mark.parametrize(
     "text, words",
     [
-        ('{"data": [\n{]}', ["f.json:2: is no JSON"]),
+        ('{"data": [\n{]}', ["f.json:2: is not JSON"]),
         ("[]", ["f.json", "data"]),
         ("{}", ["f.json has no 'data'"]),
         ('{"data": []}', ["no questions"]),

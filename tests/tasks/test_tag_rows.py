@@ -121,7 +121,7 @@ def test_what_predict_reads():
         ("t.bio", "a O\n\nb X O\n", BOTH, "t.bio:3: the line has 3 columns"),
         ("t.bio", "a\nb\n", BOTH, "t.bio:1: words and tags are one column"),
         ("t.bio", "\na O\n", {**BOTH, "task.label": "3"}, "t.bio:2: task.label=3"),
-        ("t.bio", "a O\n", {**BOTH, "task.label": "ner"}, "'ner' is no number"),
+        ("t.bio", "a O\n", {**BOTH, "task.label": "ner"}, "'ner' is not a number"),
         ("t.bio", "\n\n", BOTH, "there are no sentences"),
         ("t.csv", "a,O\n", BOTH, "t.csv: tags are read from"),
         ("t.jsonl", '{"tokens": ["a"], "tags": []}', BOTH, "t.jsonl:1: 1 word, but 0"),

@@ -66,7 +66,7 @@ def test_the_rules_of_a_key():
 @pytest.mark.parametrize(
     "text, words",
     [
-        ("encoder/(", "no regular expression"),
+        ("encoder/(", "not a regular expression"),
         ("encoder/.*[:0]", "the first 0"),
         ("nosuchpart/.*", "nosuchpart/.* matches no parameter"),
         ("encoder/layers/.*[:4]", "which has 3"),

@@ -231,8 +231,8 @@ def test_a_service_out_of_reach_does_not_end_a_run(tmp_path, monkeypatch):
         ("json.NoWriter", "cannot be imported"),
         (".their.Writer", "cannot be imported: TypeError"),
         ("unfinished_writer.Writer", "cannot be imported: SyntaxError"),
-        ("logging.Handler", "is no class with a method `write`"),
-        ("half_a_writer.Writer", "is no class with a method `flush`"),
+        ("logging.Handler", "is not a class with a method `write`"),
+        ("half_a_writer.Writer", "is not a class with a method `flush`"),
     ],
 )
 def test_unknown_writers(name, word, tmp_path, monkeypatch):

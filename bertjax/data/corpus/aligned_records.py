@@ -190,7 +190,7 @@ def read_value(value: Any, name: str, where: Where) -> str | None:
     """Return a value as one line of text, or None for no value. Raises UserError."""
     if value is not None and not isinstance(value, str | int | float):
         kind = type(value).__name__
-        raise UserError(f"{where()}: a value of `{name}` is no text but {kind}")
+        raise UserError(f"{where()}: a value of `{name}` is not text but {kind}")
     return None if value is None else " ".join(str(value).split()) or None
 
 
@@ -198,7 +198,7 @@ def _ranges(value: Any, size: int, name: str, where: Where) -> tuple[Range, ...]
     found = []
     for one in value if isinstance(value, list) else [value]:
         if not (isinstance(one, list) and len(one) == 3):
-            raise UserError(f"{where()}: `{name}` is no list of [start, end, value]")
+            raise UserError(f"{where()}: `{name}` is not a list of [start, end, value]")
         first, last, own = one
         if not (type(first) is type(last) is int and 0 <= first < last <= size):
             raise UserError(

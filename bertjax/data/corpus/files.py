@@ -125,7 +125,7 @@ def open_file(path: str) -> IO[bytes]:
 
 
 def irregular(path: str) -> str:
-    """Return what a path or URL is if it is no file, such as "a pipe"; otherwise "".
+    """Return what a path or URL is if it is not a file, such as "a pipe"; otherwise "".
 
     Opening a pipe would wait for its writer. Raises OSError.
     """

@@ -157,7 +157,7 @@ def load_json(text: str, place: str) -> Any:
     except (ValueError, RecursionError) as e:
         reason, line = getattr(e, "msg", e), getattr(e, "lineno", 1)
         at = f":{line}" * (line > 1)
-        raise UserError(f"{place}{at}: is no JSON ({reason})") from None
+        raise UserError(f"{place}{at}: is not JSON ({reason})") from None
     if _HALF.search(text):
         try:
             json.dumps(data, ensure_ascii=False).encode()

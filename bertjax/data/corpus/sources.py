@@ -191,8 +191,8 @@ def named_sources(value: str, key: str = "data.valid") -> dict[str, str]:
             paths = expand_paths(entry, key)
             named = [(Path(path).name.partition(".")[0], path) for path in paths]
         for part, path in named:
-            if name and not NAME.fullmatch(part):  # the key itself is no name
-                raise UserError(f"{key}={entry}: {part!r}, of {path}, is no name")
+            if name and not NAME.fullmatch(part):  # the key itself is not a name
+                raise UserError(f"{key}={entry}: {part!r}, of {path}, is not a name")
             if part in parts and (match or name == "*"):
                 raise UserError(f"{key}: the name {part!r} is given twice")
             parts.setdefault(part, []).append(path)

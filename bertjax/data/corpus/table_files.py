@@ -108,7 +108,7 @@ def csv_rows(lines: Iterable[str], name: str) -> Iterator[tuple[int, list[str]]]
             yield begun, cells
             begun = reader.line_num + 1
     except csv.Error as error:
-        raise UserError(f"{name}:{begun}: is no CSV ({error})") from None
+        raise UserError(f"{name}:{begun}: is not CSV ({error})") from None
 
 
 def _split_lines(chunks: Iterable[bytes], limit: int) -> Iterator[bytes]:

@@ -234,7 +234,7 @@ def _read_laws(density: str, mean: str) -> tuple[np.ndarray, np.ndarray]:
     try:
         laws = [np.array(text.split("/"), np.float32) for text in (density, mean)]
     except ValueError:
-        raise UserError(f"{where} are no numbers, or numbers with / between") from None
+        raise UserError(f"{where} are not numbers, or numbers with / between") from None
     if len(laws[0]) != len(laws[1]):
         raise UserError(f"{where}: give as many means as densities")
     if not ((laws[0] > 0) & (laws[0] < 1) & (laws[1] >= 1)).all():

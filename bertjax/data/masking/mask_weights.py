@@ -65,7 +65,7 @@ def read_mask_weights(path: str | os.PathLike[str], tokenizer: Any) -> np.ndarra
         weights = np.array([weight for _, weight in table["weights"]], np.float64)
     except (ValueError, KeyError, TypeError, RecursionError):
         raise UserError(
-            f"{where} is no file of weights, which bertjax.evaluate --what=mlm "
+            f"{where} is not a file of weights, which bertjax.evaluate --what=mlm "
             "--mask_weights=FILE writes"
         ) from None
     if version != FORMAT:

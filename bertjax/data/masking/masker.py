@@ -169,7 +169,7 @@ def make_masker(
     module, options = registry.load_outside("data.masking", name, "make_masker")
     if given := [refined for refined, value in refinements.items() if value]:
         raise UserError(
-            f"data.masking={name!r} is no preset, which "
+            f"data.masking={name!r} is not a preset, which "
             f"data.{_KEYS.get(given[0], given[0])} refines: leave that out, and give "
             f"options of {module.__name__}.make_masker"
         )

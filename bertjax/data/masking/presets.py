@@ -240,7 +240,7 @@ def _law(text: str) -> tuple[float, ...]:
             return _shares("data.mask_lengths", text)
     except ValueError:
         raise UserError(
-            f"{key} is no law: 'harmonic:3', 'geometric:0.2:10' or shares"
+            f"{key} is not a distribution: 'harmonic:3', 'geometric:0.2:10' or shares"
         ) from None
     if not (0 < p < 1 and 1 <= longest <= 1000):
         raise UserError(f"{key} needs 0 < P < 1 and a longest length of 1 to 1000")

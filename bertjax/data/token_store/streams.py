@@ -5,7 +5,7 @@
                 sentence); in pieces as well as in stores (format 3)
   streams.json  {name: {"kind": ..., "dtype": ..., "vocabulary": ...}}, only in stores
 
-Id 0 is no value, 1 an unknown value (data/tokenizers/stream_vocab.py).
+Id 0 is not a value, 1 an unknown value (data/tokenizers/stream_vocab.py).
 """
 
 import hashlib

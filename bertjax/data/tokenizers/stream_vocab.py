@@ -77,14 +77,14 @@ def read_streams(written: str) -> dict[str, int]:
         name, colon, number = entry.partition(":")
         if not _NAME.fullmatch(name):
             raise UserError(
-                f"{where}: {name!r} is no name of a stream: write small letters and _"
+                f"{where}: {name!r} is not a stream's name: write small letters and _"
             )
         if name in TAKEN:
             raise UserError(f"{where}: {name!r} is the name of something else")
         if name in caps:
             raise UserError(f"{where}: {name!r} is given twice")
         if colon and not (number.isdecimal() and 1 <= int(number) <= MOST):
-            raise UserError(f"{where}: {number!r} is no number of values")
+            raise UserError(f"{where}: {number!r} is not a number of values")
         caps[name] = int(number) if colon else CAP
     return caps
 

@@ -163,7 +163,9 @@ class Reader:
         elif tokenizer_json.class_of(config, family) == "t5":
             extra = config.get("extra_ids", 100)
             if type(extra) is not int or not 0 <= extra <= 10_000:
-                self.refuse(f"{CONFIG}: extra_ids={extra!r} is no number of sentinels")
+                self.refuse(
+                    f"{CONFIG}: extra_ids={extra!r} is not a number of sentinels"
+                )
             data = sentencepiece_json.from_t5(model, extra)
         else:
             return {"spiece.model": model, **self.added(path)}
@@ -196,7 +198,7 @@ class Reader:
         special: set[int] = set()
         if plain_ids.FILE in files:
             if self.lower_case:
-                self.refuse("data.lower_case=True, but ids are no text")
+                self.refuse("data.lower_case=True, but ids are not text")
             kind, pieces, lower = "ids", plain_ids.pieces(files[plain_ids.FILE]), False
         elif "spiece.model" in files:
             kind, pieces, special, folds = _sentencepiece(files["spiece.model"])

@@ -33,7 +33,7 @@ def read_pairs(path: str, key: str) -> Pairs:
         if not words:
             continue
         if len(words) != 2 or words[0] == words[1]:
-            raise UserError(f"{place}: {line.strip()!r} is no pair of two words")
+            raise UserError(f"{place}: {line.strip()!r} is not a pair of two words")
         for word in words:
             if word in pairs:
                 raise UserError(f"{place}: {word!r} has another partner already")

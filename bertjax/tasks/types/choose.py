@@ -187,7 +187,7 @@ def choices_of(row: Row, form: Form) -> list[str]:
         )
     for k, choice in enumerate(choices, 1):
         if not isinstance(choice, str) or not choice.strip():
-            what = "is empty" if isinstance(choice, str) else f"is no text: {choice!r}"
+            what = "is empty" if isinstance(choice, str) else f"is not text: {choice!r}"
             raise UserError(f"{row.place}: choice {k} {what}")
     if len(choices) < 2:
         raise UserError(f"{row.place}: there are less than two choices")

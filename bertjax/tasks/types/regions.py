@@ -322,7 +322,7 @@ def _find_files(
             lacking.append(row.place)
             if not some:
                 raise UserError(f"{row.place}: {column}: {path} is not there")
-    tables.report(say, lacking, "row", f" whose {column} is no file, left out")
+    tables.report(say, lacking, "row", f" whose {column} is not a file, left out")
     if not kept:
         path = region_files.find_file(rows[0], column)
         raise UserError(f"{rows[0].place}: {path} is not there, and so are all others")

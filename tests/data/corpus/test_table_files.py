@@ -75,7 +75,7 @@ def test_what_a_spreadsheet_writes_comes_back(texts, size):
             "text,b\n\nx,1\ny\n",
             "a.csv:4: the row has 1 cell, the first line 2",
         ),
-        ("a.csv", 'text\nx\n"y\nz\n', "a.csv:3: is no CSV"),
+        ("a.csv", 'text\nx\n"y\nz\n', "a.csv:3: is not CSV"),
         ("a.csv", "text,b,text\n1,2,3\n", "a.csv:1: two columns are `text`"),
         ("a.tsv", "b\ttext\n1\n", "a.tsv:2: the row has 1 cell"),
         ("a.csv", 'text\nx\n"' + "y\n" * 60, "a.csv:3: a row of more than 100 bytes"),

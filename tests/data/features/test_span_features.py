@@ -238,7 +238,7 @@ def test_counts_for_people():
         (4096, "", r"up to 227 spans.* has 100 of them: give data\.extra_ids=227"),
         (64, ":density=0.15/0.5", "as many means"),
         (64, ":density=1.5", "between 0 and 1"),
-        (64, ":mean=many", "no numbers"),
+        (64, ":mean=many", "not numbers"),
     ],
 )
 def test_refusals(length, options, said):

@@ -119,9 +119,9 @@ def test_a_file_gives_back_what_was_written(tmp_path):
         ({"format": 2}, "has format 2: this version reads 1"),
         ({"weights": [["a", 0.0]] * V}, "each weight must be a number above 0"),
         ({"weights": [["a", float("nan")]] * V}, "must be a number above 0"),
-        ({"weights": [["a", "b"]] * V}, "is no file of weights"),
-        ({"weights": 3}, "is no file of weights"),
-        (None, "is no file of weights, which bertjax.evaluate --what=mlm"),
+        ({"weights": [["a", "b"]] * V}, "is not a file of weights"),
+        ({"weights": 3}, "is not a file of weights"),
+        (None, "is not a file of weights, which bertjax.evaluate --what=mlm"),
     ],
 )
 def test_other_files_are_refused(tmp_path, change, words):
@@ -142,7 +142,7 @@ def test_other_files_are_refused(tmp_path, change, words):
             {"paper_compat": True},
             r"mask_weights='f' does not .*paper_compat",
         ),
-        ("lab.every_third", {}, r"is no preset, which data\.mask_weights refines"),
+        ("lab.every_third", {}, r"is not a preset, which data\.mask_weights refines"),
     ],
 )
 def test_what_does_not_go_together(name, how, words):

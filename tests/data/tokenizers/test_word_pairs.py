@@ -48,8 +48,8 @@ def test_files_have_a_pair_a_line(tmp_path):
     ("text", "message"),
     [
         ("he she\nher him\nhis her", r"line 3: 'her' has another partner already"),
-        ("he", r"line 1: 'he' is no pair of two words"),
-        ("he He", r"line 1: 'he He' is no pair of two words"),
+        ("he", r"line 1: 'he' is not a pair of two words"),
+        ("he He", r"line 1: 'he He' is not a pair of two words"),
         ("i you", r"line 1: 'i' has no capitals of its own"),
         ("\u3000\nx", "no pair of two words"),
     ],
