@@ -16,8 +16,8 @@ from bertjax.training.schedules import Schedule
 from bertjax.training.state import State
 
 Batch = Mapping[str, jax.Array]
-# {term: (sum, weight)}, f32 []. If a metric is not a quotient of two sums, the value is a
-# NamedTuple of sums whose mean() is the metric.
+# {term: (sum, weight)}, f32 []. If a metric is not a quotient of two sums, the value is
+# a NamedTuple of sums whose mean() is the metric.
 Sums = dict[str, Any]
 SumsFn = Callable[[Any, Batch, jax.Array | None], Sums]
 WeightsFn = Callable[[Batch], dict[str, jax.Array]]
