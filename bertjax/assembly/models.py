@@ -84,7 +84,7 @@ def at_step(path: str, step: int | None) -> str:
     Raises UserError if it has no checkpoint of that step.
     """
     if step is None or not manifest.as_path(path).is_dir():
-        return path  # opening it will fail with a message
+        return path  # opening reports a path that is no directory
     saved = manifest.steps(manifest.as_path(path))
     if step not in saved:
         have = f"; there are {', '.join(map(str, saved))}" if saved else ", nor another"

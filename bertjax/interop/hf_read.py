@@ -179,7 +179,7 @@ def _join_tied(
                     why = f"though {CONFIG} ties them: tie_word_embeddings should be "
                     why += "false"
                 raise UserError(f"{where}: {other} differs from {name}, {why}")
-        # Use the head's own matrix, as transformers 5 does.
+        # Use the matrix of the other name, with which transformers 5 computes.
         tensors[name] = tensors.pop(other)
     return cfg
 

@@ -250,7 +250,7 @@ class SweepLoop(Loop):
         kept = workdir_kinds.read_meta(path, best["step"])
         whole = best["step"] in manifest.steps(path)
         if not whole or kept.get("runs") != self.facts["runs"]:
-            # Otherwise a kill came just after this. Checkpoints of other runs, which
+            # Otherwise it was written before a kill. Checkpoints of other runs, which
             # these join, stay until this one is complete.
             winner = path / workdir_kinds.MEMBERS / "made"
             shutil.rmtree(winner, ignore_errors=True)
