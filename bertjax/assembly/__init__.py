@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a config to the parts of a run: batches, train step, models."""
+"""Builds the parts of a run from its config: batches, train step, models."""

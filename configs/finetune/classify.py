@@ -8,7 +8,7 @@ task=NAME, a task of bertjax/tasks/catalog.py, such as task=rte. Otherwise
   --config.init_from=DIR --config.data.train=train.tsv --config.data.valid=dev.tsv
   --config.task.text=COLUMN --config.task.label=COLUMN [--config.task.text_pair=COLUMN]
 
-and --config.objective=regress where the label is a score.
+and --config.objective=regress if the label is a score.
 """
 
 from bertjax import config as c
