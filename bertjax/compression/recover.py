@@ -146,7 +146,7 @@ def make_config(small: Small, how: Recovery, student: str, teacher: str) -> Conf
 
     opened, config = small.opened, schema.base()
     config.model.update(opened.config.model.to_dict())
-    # The teacher has no noise, and the compressed model too little capacity for it.
+    # No dropout: the teacher has none, and the compressed model has little capacity.
     config.model.hidden_dropout_prob = config.model.attention_probs_dropout_prob = 0.0
     config.data.update({key: opened.config.data[key] for key in SAME})
     config.data.vocab = f"{student}/tokenizer"

@@ -33,7 +33,7 @@ class Embedder(NamedTuple):
     how: sentence_transformers.Sentences
     config: Any
     meta: dict[str, Any]
-    digest: str = ""  # of the parameters
+    digest: str = ""  # the hash of the parameters (`digest_of`)
 
     def embed(self, lines: list[str], batch_size: int = 32) -> tuple[np.ndarray, int]:
         """Return the vectors of texts, f32 [n, D], and how many texts were cut.

@@ -29,7 +29,7 @@ RANGES = {
     "attention_scale": (0, 1e6),
     "logit_scale": (0, 1e6),
     "initializer_range": (0, 10),
-    "hidden_dropout_prob": (0, 1 - 2**-16),  # as fine as layers.dropout draws
+    "hidden_dropout_prob": (0, 1 - 2**-16),  # below 1, where nothing would be left
     "attention_probs_dropout_prob": (0, 1 - 2**-16),
     "rope_theta": (1, 1e12),
     "relative_attention_max_distance": (2, 2**24),

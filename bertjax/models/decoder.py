@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A decoder behind an encoder: T5 (Raffel et al. 2020), BART (Lewis et al. 2020).
+"""The decoder of an encoder-decoder: T5 (Raffel et al. 2020), BART (Lewis et al. 2020).
 
 Its layers are those of the encoder (transformer_layer.py) with a cross-attention added:
 causal self-attention, attention to the encoder's output, MLP. It shares the encoder's

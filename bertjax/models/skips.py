@@ -8,9 +8,9 @@ its result, x_0 the embeddings and u_l the values of its attention. A layer begi
     x_l = a_l x_l + b_l x_0              embedding_skip
     u_l = c_l u_l + d_l u_0              value_skip, of the layers l > 0
 
-in this order. w, a and b begin as 1, 1 and 0, c and d as 1/2, as in modded-nanogpt
-(where c is 1 - d); mixed values are those of Zhou et al. 2024 (ResFormer, arXiv
-2410.17897, learnt scalars).
+in this order. w, a and b are initialized to 1, 1 and 0, c and d to 1/2, as in
+modded-nanogpt (where c is 1 - d). Mixed values are from Zhou et al. 2024 (ResFormer,
+arXiv 2410.17897, learned scalars).
 """
 
 from collections.abc import Sequence

@@ -150,7 +150,7 @@ def read_words(
     parts = []
     for flag, value in files_of(args).items():
         sentences = tag_files.read_sentences(value, flag, columns, say)
-        form = tag.find_tags(sentences, form)  # the training sentences'
+        form = tag.find_tags(sentences, form)  # the tags of the training sentences
         taken = choose([len(s.words) for s in sentences], args, flag, say)
         some = [sentences[i] for i in taken]
         words = tag.make_tags(some, form, tokenizer, True, say)

@@ -100,7 +100,7 @@ def probe_mix(
     predicted = np.asarray(result.predicted)[0, :, 0]  # [seeds, mixes, m]
     scores = [[data.metric(p, data.gold) for p in mixes] for mixes in predicted]
     cumulative = np.mean(scores, axis=0)
-    mixes = result.params["mix"][0, :, 0, -1]  # of all depths
+    mixes = result.params["mix"][0, :, 0, -1]  # those of the mix of all depths
     weights = jax.vmap(probes.mix_weights, (0, None))(mixes, sees[-1])
     weights = np.asarray(weights, np.float64).mean(0)
     return {

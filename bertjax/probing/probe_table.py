@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of probing as a table of text and as a plot by layer."""
+"""Probing results as a text table and as a plot by layer."""
 
 import importlib.util
 from pathlib import Path

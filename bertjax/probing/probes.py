@@ -206,7 +206,7 @@ def run(
     key: jax.Array,
     settings: Settings,
 ) -> Result:
-    """Train and score probes for every amount of rows, seed, labelling and depth.
+    """Train and score probes for every amount of rows, seed, labeling and depth.
 
     init: a value of PROBES. train, valid: data as in `take_rows`; vmap maps over the
     depths along `axes`. labels: i32 [seeds, labelings, n] of the training rows. counts:
