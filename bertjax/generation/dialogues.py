@@ -64,7 +64,8 @@ class Conversations:
         optionally `knowledge` and `speaker`, who answers. By default this is the most
         recent speaker other than the speaker of the last turn. A prompt that is a text
         is a conversation of one turn. Raises UserError for anything else, if a speaker
-        is given and no turn has one, and if no turn fits.
+        is given and no turn has one, if no turn has text, and if the last turn does not
+        fit.
         """
         return [self.lay_out_one(prompt) for prompt in prompts]
 

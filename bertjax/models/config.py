@@ -82,8 +82,8 @@ class EncoderConfig:
     # Further streams of ids per token, whose embeddings are added to the words', each
     # with the number of rows of its table: "role:32,type:50002". A batch has them as
     # {name}_ids. In a config a stream that is in data.streams needs no number: its
-    # table has 2 rows more than the ids that data.streams allows (speaker:16; 65,534
-    # without a number there).
+    # table has 2 rows more than the number of values there (speaker:16; 65,534 if it
+    # has no number).
     id_streams: str = ""
     layer_norm_eps: float = 1e-12
     hidden_act: str = "gelu"

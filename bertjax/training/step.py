@@ -162,7 +162,7 @@ def make_train_step(
             "train/loss": loss,
             "optim/grad_norm": norm,
             "optim/lr": schedule(time),
-            # Rows with copies of their text have text_tokens, which counts it once.
+            # Rows of copies, or of two sides, count their text in text_tokens.
             "tokens": jnp.sum(batch.get("text_tokens", batch["attention_mask"])),
         }
         if stop is not None:
