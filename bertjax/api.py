@@ -321,7 +321,7 @@ class Model(LoadedModel):
         if unknown := [name for name in options if name not in Options._fields]:
             raise registry.unknown("option", unknown[0], Options._fields)
         several, wanted = check_prompts(texts), Options(**options)
-        how = open_writer.pick_way(self, wanted, "the model")
+        how = open_writer.pick_how(self, wanted, "the model")
         writer = self._once(self._open_writer, how)
         written = open_writer.write(writer, several, wanted)
         return [[output._asdict() for output in outputs] for outputs in written]

@@ -112,7 +112,7 @@ def main(argv: Sequence[str]) -> int:
 
     from bertjax.generation import open_writer
 
-    how = open_writer.pick_way(model, wanted, f"--model={args.model}")
+    how = open_writer.pick_how(model, wanted, f"--model={args.model}")
     params = model.read_params(open_writer.head_of(model), args.weights)
     writer = open_writer.open_writer(model, how, params)
     began = time.monotonic()
@@ -125,7 +125,7 @@ def main(argv: Sequence[str]) -> int:
         print("\n".join(lines), flush=True)
     else:
         for prompt, outputs in zip(prompts, written, strict=True):
-            before = prompt if open_writer.goes_on(writer) else ""
+            before = prompt if open_writer.continues_prompt(writer) else ""
             print(for_people(before, outputs), flush=True)
     return 0
 

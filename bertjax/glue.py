@@ -22,7 +22,7 @@ from bertjax import UserError, registry, sweep
 from bertjax.assembly import command_line
 from bertjax.checkpoints import manifest
 from bertjax.config import cli
-from bertjax.config.arguments import part_arguments
+from bertjax.config.arguments import split_arguments
 from bertjax.config.flag_help import Flag
 from bertjax.inference.predict_rows import answer, open_finetuned
 from bertjax.storage import atomic
@@ -70,12 +70,12 @@ def main(argv: Sequence[str]) -> int:
             text = glue_files.train_arguments(task, folder, path / "text", cli.say)
             cli.say(f"{name}:")
             trouble = "failed"
-            given = part_arguments(argv)[0]
+            given = split_arguments(argv)[0]
             given += [f"--config.task.name={name}", *text]
             found = sweep.run(given, args.seeds, args.lrs, args.at_once, own, stop)
             rows += table(name, task, found)
             trouble = "not_handed_in"
-            hand_in(task, folder, path, own)
+            write_submission(task, folder, path, own)
         except Stopped as e:
             return e.status
         except UserError as e:
@@ -151,7 +151,7 @@ def markdown(results: Mapping[str, Any]) -> Iterator[str]:
             yield f"{called.capitalize()}: {name} ({why})"
 
 
-def hand_in(task: Task, folder: Path | None, path: Path, model: Path) -> None:
+def write_submission(task: Task, folder: Path | None, path: Path, model: Path) -> None:
     """Write the best run's answers to a task's tests, if there are any.
 
     folder: the benchmark's own files; None: TensorFlow Datasets, which has the rows in

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from bertjax import UserError
 from bertjax.assembly import command_line, prepared_text, validate
 from bertjax.config import cli
-from bertjax.config.arguments import part_arguments
+from bertjax.config.arguments import split_arguments
 from bertjax.config.flag_help import Flag, shared
 from bertjax.measuring import topologies
 from bertjax.parallel.host_memory import keep_freed_memory
@@ -80,7 +80,7 @@ def show(argv: Sequence[str]) -> int:
 
 def plan_minutes(argv: Sequence[str]) -> int:
     """Measure this machine, and print what fits into the given minutes."""
-    given, own = part_arguments(argv)
+    given, own = split_arguments(argv)
     args = command_line.parse(own, FLAGS, __doc__, needs_config=False)
     minutes = args.budget_minutes
     if args.what != "cpu" or minutes is None or not 0 < minutes < 1e7:
@@ -108,7 +108,7 @@ def plan_minutes(argv: Sequence[str]) -> int:
 
 def write_table(argv: Sequence[str]) -> int:
     """Write the table of shipped configs; reuse programs that were compiled before."""
-    if part_arguments(argv)[0]:
+    if split_arguments(argv)[0]:
         raise UserError("--table takes the shipped configs: leave --config out")
     args = command_line.parse(argv, FLAGS, __doc__, needs_config=False)
     if args.json:

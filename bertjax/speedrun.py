@@ -24,7 +24,7 @@ from bertjax import UserError, evaluate, registry, train
 from bertjax.assembly import command_line, resolve, validate
 from bertjax.checkpoints import manifest
 from bertjax.config import cli
-from bertjax.config.arguments import part_arguments
+from bertjax.config.arguments import split_arguments
 from bertjax.config.flag_help import Flag, shared
 from bertjax.models.families import in_effect
 from bertjax.parallel.host_memory import keep_freed_memory
@@ -57,7 +57,7 @@ FLAGS = {
 def main(argv: Sequence[str]) -> int:
     stop = StopSignal()
     stop.install()
-    given, own = part_arguments(argv)
+    given, own = split_arguments(argv)
     args = command_line.parse(own, FLAGS, __doc__, needs_config=False)
     for name in ("track", "data", "workdir"):
         if not getattr(args, name):
@@ -108,7 +108,7 @@ def check_scored(config: Any, scorer: str | None) -> str:
 
     The default scorer is the objective's. Raises UserError.
     """
-    learnt = resolve.learnt_objectives(config)
+    learnt = resolve.trained_objectives(config)
     is_decoder = bool(in_effect(config.model.to_dict()).get("is_decoder"))
     able = sequence_scorers.find_scorers(is_decoder, learnt)
     if not sequence_scorers.fills_masks(able):

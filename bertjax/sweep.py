@@ -34,7 +34,7 @@ from bertjax.assembly import (
 )
 from bertjax.checkpoints import manifest, workdir_kinds
 from bertjax.config import cli, durations, schema, serialize
-from bertjax.config.arguments import part_arguments
+from bertjax.config.arguments import split_arguments
 from bertjax.config.flag_help import Flag, shared
 from bertjax.parallel.host_memory import keep_freed_memory
 from bertjax.storage import directories
@@ -44,9 +44,9 @@ from bertjax.tasks.tables import silent
 from bertjax.training.signals import Stopped, StopSignal
 
 # Keys of single runs that a sweep does not support, and those without effect on it.
-FOREIGN = "optim.ema", "budget_minutes", "profile.steps", "steps_per_call"
-FOREIGN = *FOREIGN, "guard.nonfinite", "optim.freeze", "teacher"
-SILENT = "log.", "checkpoint.", "guard.rewinds"
+UNSUPPORTED = "optim.ema", "budget_minutes", "profile.steps", "steps_per_call"
+UNSUPPORTED = *UNSUPPORTED, "guard.nonfinite", "optim.freeze", "teacher"
+IGNORED = "log.", "checkpoint.", "guard.rewinds"
 
 
 FLAGS = {
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     if not args.workdir:
         raise UserError("--workdir is missing: the directory of the sweep")
     path = manifest.local_workdir(args.workdir)
-    given = part_arguments(argv)[0]
+    given = split_arguments(argv)[0]
     try:
         found = run(given, args.seeds, args.lrs, args.at_once, path, stop)
     except Stopped as e:
@@ -95,7 +95,7 @@ def run(
     check(config, overrides)
     resolve.set_flags(config)
     if config.init_from:
-        if lost := workdirs.tell_of_lost(path, config):
+        if lost := workdirs.explain_lost_source(path, config):
             raise UserError(lost)
         init_from.check_init_from(config.init_from)
     prepared_text.check_inputs(config)
@@ -130,14 +130,14 @@ def check(config: ConfigDict, overrides: Mapping[str, Any]) -> None:
             "data.valid is empty: a sweep needs it to see which run is best"
         )
     flat, usual = serialize.flatten(config), serialize.flatten(schema.base())
-    for key in FOREIGN:
+    for key in UNSUPPORTED:
         if flat[key] != usual[key]:
             raise UserError(f"{key}={flat[key]} does not go with a sweep")
     unit, length = durations.unit_of(config, "optim.average")
     if length:
         raise UserError(f"optim.average.{unit}={length} does not go with a sweep")
     for key in overrides:
-        if key.startswith(SILENT) and flat.get(key) != usual.get(key):
+        if key.startswith(IGNORED) and flat.get(key) != usual.get(key):
             raise UserError(
                 f"{key}={flat.get(key)} has no effect in a sweep, which saves at each "
                 f"evaluation (eval.every) and reports all in {workdir_kinds.RESULTS}"

@@ -81,16 +81,16 @@ def train(
     path = None if dry_run else manifest.as_path(directory)
     # Refuse invalid configs before importing jax, which is slow.
     validate.check(config)
-    goes_on = bool(path and manifest.steps(path))
+    resumes = bool(path and manifest.steps(path))
     # A resumed run does not need init_from any more, unless its vocabulary is there.
-    if config.init_from and not (goes_on and config.data.vocab):
-        lost = workdirs.tell_of_lost(path, config) if goes_on else ""
+    if config.init_from and not (resumes and config.data.vocab):
+        lost = workdirs.explain_lost_source(path, config) if resumes else ""
         if lost:
             raise UserError(lost)
         init_from.check_init_from(config.init_from)
-    if config.teacher and not (goes_on and config.data.vocab):
+    if config.teacher and not (resumes and config.data.vocab):
         init_from.check_init_from(config.teacher, key="teacher")
-    if goes_on:
+    if resumes:
         init_from.keep_vocabulary(config, path)
     prepared_text.check_inputs(config)
     if path is not None:
@@ -113,7 +113,7 @@ def train(
             scored = bool(config.data.valid)
             finished = workdir.is_done(path, restored, scored, allow_config_change)
             # If so, the run is known to be finished without preparing the text.
-            same_text = finished and workdirs.names_its_text(path, config)
+            same_text = finished and workdirs.reads_same_text(path, config)
         if multihost:
             stands = restored, finished, same_text
             restored, finished, same_text = hosts.from_primary(stands)

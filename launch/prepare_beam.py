@@ -77,7 +77,7 @@ def check_options(words: Sequence[str]) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    own, others = arguments.part_arguments(argv)
+    own, others = arguments.split_arguments(argv)
     check_options(others)
     config = command_line.parse(own).config
     prepared_text.refuse_task(config)

@@ -133,7 +133,7 @@ def test_a_config_by_path_and_from_another_directory(tmp_path, monkeypatch):
     ],
 )
 def test_arguments_are_parted(given, own, others):
-    found = arguments.part_arguments(given.split())
+    found = arguments.split_arguments(given.split())
     assert [len(part) for part in found] == [own, others]
     # Commands that look for it find the file in one form.
     assert ("--config a.py" in given) == ("--config=a.py" in found[0])

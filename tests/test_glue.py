@@ -179,7 +179,7 @@ def test_answers_to_the_tests_of_tfds(tmp_path, monkeypatch, capsys, name):
     monkeypatch.setattr(glue, "open_finetuned", lambda path: model)
     monkeypatch.setattr(glue, "read_rows", read)
     monkeypatch.setattr(glue, "answer", answer)
-    glue.hand_in(task, None, tmp_path, tmp_path)
+    glue.write_submission(task, None, tmp_path, tmp_path)
     found = {p.name: p.read_text().split() for p in tmp_path.rglob("*.tsv")}
     wanted = {
         "cola": ["0", "1", "0"],
@@ -268,7 +268,7 @@ def swept(folder, tmp_path, monkeypatch):
 def test_a_task_that_fails_does_not_end_the_others(
     swept, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(glue, "hand_in", lambda *told: None)
+    monkeypatch.setattr(glue, "write_submission", lambda *told: None)
     given = swept
     with pytest.raises(UserError, match=r"^failed \(see above\): mnli$"):
         glue.main(given)

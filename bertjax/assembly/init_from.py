@@ -84,7 +84,7 @@ def follow_init_from(config: ConfigDict, overrides: Container[str] = ()) -> None
         )
         if not stays and f"model.{key}" not in overrides:
             config.model[key] = value
-    if _goes_on_causally(config, source) and "model.is_decoder" not in overrides:
+    if _continues_causally(config, source) and "model.is_decoder" not in overrides:
         config.model.is_decoder = True
     # The generator's width is a size, although the objective states it.
     (name, options, _), *_ = objectives.parse(config.objective)
@@ -158,7 +158,7 @@ def kept_sentences(config: ConfigDict) -> dict[str, Any]:
     return {"sentences": how} if is_known and how != usual else {}
 
 
-def _goes_on_causally(config: ConfigDict, source: ConfigDict) -> bool:
+def _continues_causally(config: ConfigDict, source: ConfigDict) -> bool:
     """Return whether a causal model continues with a task that writes texts.
 
     source: the config of a run. The objective `clm` itself makes attention causal; no

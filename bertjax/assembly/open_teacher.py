@@ -78,7 +78,7 @@ def check_places(config: ConfigDict, model: LoadedModel) -> None:
     Raises UserError.
     """
     theirs = resolve.reads_before(model.config)
-    for objective in resolve.learnt_objectives(config):
+    for objective in resolve.trained_objectives(config):
         parts = {part.name: part.options for part in parse(objective)}
         own = bool(parts.keys() & NEXT)
         if "distil" not in parts or own == theirs:

@@ -74,7 +74,7 @@ def encoder_config(
     # EncoderConfig refuses it.
     sized = (f"{n}:{rows or ''}".rstrip(":") for n, rows in id_streams(config).items())
     shape["id_streams"] = ",".join(sized)
-    learnt = map(parse, learnt_objectives(config))
+    learnt = map(parse, trained_objectives(config))
     if {part.name for parts in learnt for part in parts} == {"clm"}:
         shape["is_decoder"] = True  # its tokens were trained with causal attention
     registry.pick("dtype", config.dtype, dict.fromkeys(("auto", "fast", *DTYPES)))
@@ -184,7 +184,7 @@ def token_ids(config: ConfigDict, tokenizer: Any = None) -> Any:
     return dataclasses.replace(ids, streams=tuple(sorted(sizes.items())))
 
 
-def learnt_objectives(config: ConfigDict) -> tuple[str, ...]:
+def trained_objectives(config: ConfigDict) -> tuple[str, ...]:
     """Return the objectives of a run's phases; the last, the config's, is first."""
     phases = wanted_phases(config)
     return (config.objective, *(p.objective for p in phases if p.objective))
@@ -195,7 +195,7 @@ def reads_before(config: ConfigDict) -> bool:
 
     The first of its objectives that fills masks decides.
     """
-    for objective in learnt_objectives(config):
+    for objective in trained_objectives(config):
         names = part_names(objective)
         if names - CAUSAL:
             return not names.isdisjoint(BEFORE)

@@ -72,15 +72,15 @@ def check_workdir(path: Any, config: ConfigDict, allow_change: bool) -> None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise UserError(f"{file} cannot be read: {' '.join(str(e).split())}") from e
     if changes and not allow_change:
-        lost = tell_of_lost(path, config)
+        lost = explain_lost_source(path, config)
         if lost and any(change.startswith("model.") for change in changes):
             raise UserError(lost)
         advice = "take another workdir, or --allow_config_change to continue this one"
-        detail = tell_changes(changes, advice)
+        detail = describe_changes(changes, advice)
         raise UserError(f"--workdir={path} holds a run of another config{detail}")
 
 
-def tell_of_lost(path: Any, config: ConfigDict) -> str:
+def explain_lost_source(path: Any, config: ConfigDict) -> str:
     """Explain that a workdir's run or sweep has lost its init_from.
 
     Returns "" if init_from exists, or nothing has begun.
@@ -102,13 +102,13 @@ def tell_of_lost(path: Any, config: ConfigDict) -> str:
     )
 
 
-def tell_changes(changes: list[str], advice: str) -> str:
+def describe_changes(changes: list[str], advice: str) -> str:
     """List in a line what changed, as "KEY: OLD -> NEW", and what to do."""
     more = [f"and {len(changes) - FEW} more"] * (len(changes) > FEW)
     return f": {'; '.join([*changes[:FEW], *more, advice])}"
 
 
-def names_its_text(path: Any, config: ConfigDict) -> bool:
+def reads_same_text(path: Any, config: ConfigDict) -> bool:
     """Return whether this config names a run's running text as the run did.
 
     It is False for a task, whose rows are read quickly, so that a

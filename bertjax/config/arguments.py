@@ -74,12 +74,12 @@ def check_type(path: str, config: Any) -> ConfigDict:
     return config
 
 
-def part_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Separate the arguments that name a config or change its keys from the others.
 
     "--config FILE" is returned as "--config=FILE", which is easier to find.
 
-    >>> part_arguments(["--config.data.packed", "--n", "3", "--config.seed", "-3"])
+    >>> split_arguments(["--config.data.packed", "--n", "3", "--config.seed", "-3"])
     (['--config.data.packed', '--config.seed', '-3'], ['--n', '3'])
     """
     own: list[str] = []

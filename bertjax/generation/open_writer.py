@@ -26,7 +26,7 @@ from bertjax.tasks.task_type import get_task_type
 Writer = TextModel | BlankModel
 
 
-def pick_way(opened: LoadedModel, wanted: Options, where: str) -> str:
+def pick_how(opened: LoadedModel, wanted: Options, where: str) -> str:
     """Return "left" or "unmask": --how, or the first way the model was trained for.
 
     where: the model, for messages. Raises UserError for a way for which it was not
@@ -49,7 +49,7 @@ def pick_way(opened: LoadedModel, wanted: Options, where: str) -> str:
     if is_seq2seq(opened):
         why = "is an encoder-decoder, which writes from left to right"
         return options.check_how(wanted, ["left"], where, why)
-    learnt = resolve.learnt_objectives(opened.config)
+    learnt = resolve.trained_objectives(opened.config)
     ways = {"lm": "left", "pll": "unmask", "mntp": "unmask"}
     found = sequence_scorers.find_scorers(opened.cfg.is_decoder, learnt)
     able = list(dict.fromkeys(ways[name] for name in found if name in ways))
@@ -83,13 +83,13 @@ def head_of(opened: LoadedModel) -> str:
     return "" if is_seq2seq(opened) or writes_targets(opened) else "mlm"
 
 
-def goes_on(writer: Writer) -> bool:
+def continues_prompt(writer: Writer) -> bool:
     """Return whether the texts continue the prompts, and are no texts of their own."""
-    return isinstance(writer, TextModel) and writer.goes_on
+    return isinstance(writer, TextModel) and writer.continues_prompt
 
 
 def open_writer(opened: LoadedModel, how: str, params: Any) -> Writer:
-    """Return the writer, with its parameters on the device; how: from `pick_way`."""
+    """Return the writer, with its parameters on the device; how: from `pick_how`."""
     if writes_targets(opened):
         return open_targets(opened, params)
     if is_seq2seq(opened):

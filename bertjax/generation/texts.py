@@ -68,7 +68,7 @@ class TextModel(NamedTuple):
     arrange: Callable[[Sequence[Any]], list[dict[str, np.ndarray]]] | None = None
 
     @property
-    def goes_on(self) -> bool:
+    def continues_prompt(self) -> bool:
         """Whether the texts continue the prompts, and are no texts of their own."""
         return self.start is None and self.target is None
 
@@ -289,7 +289,7 @@ def finish(
     """
     tokenizer = model.tokenizer
     special = {*tokenizer.special_ids.tolist()} - {tokenizer.unk_id}
-    before = row.ids[: len(row.ids) - len(row.forced)] if model.goes_on else ()
+    before = row.ids[: len(row.ids) - len(row.forced)] if model.continues_prompt else ()
     shown = [int(i) for i in before if int(i) not in special]
 
     def text_of(new: Sequence[int]) -> str:

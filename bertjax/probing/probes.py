@@ -241,7 +241,7 @@ def run(
     return jax.lax.map(lambda c: each(train, valid, labels, jnp.stack(keys), c), counts)
 
 
-def standardise(train: np.ndarray, valid: np.ndarray) -> None:
+def standardize(train: np.ndarray, valid: np.ndarray) -> None:
     """Standardize each feature of each depth to mean 0 and deviation 1, in place.
 
     Mean and deviation are those over `train`. Features that hardly vary (the embedding

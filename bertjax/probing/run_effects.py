@@ -137,7 +137,7 @@ def read_model(
         features.append(read(reader, texts, tokenizer, cfg, args.batch_size)[-1])
     order = np.random.default_rng(args.seed).permutation(len(parts[0]))
     train, others = features[0][order], np.concatenate(features[1:])
-    probes.standardise(train[None], others[None])
+    probes.standardize(train[None], others[None])
     settings = probes.Settings(args.steps, PROBE_ROWS, args.lr, args.weight_decay)
     init, key = probes.PROBES[args.probes[0]], jax.random.key(args.seed)
     return {

@@ -55,7 +55,7 @@ def run_probes(args: flags.FlagValues, kind: str) -> dict[str, Any]:
         )
         for layer in x:  # one after the other, so that only one layer is copied
             layer[:] = layer[order]
-        probes.standardise(x, other)
+        probes.standardize(x, other)
         return layer_scores.Data(x, labels, other, gold, classes, metric)
 
     data = read(params)

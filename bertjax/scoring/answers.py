@@ -47,7 +47,7 @@ def score(args: Any, path: str, flag: str) -> Scores:
     wanted = Options(rank=args.rank, top_k=args.top_k, batch_size=args.batch_size or 32)
     if args.rank and args.top_k is None:
         wanted = wanted._replace(temperature=1.0)  # otherwise nothing would be drawn
-    how = open_writer.pick_way(opened, wanted, f"{flag}={path}")
+    how = open_writer.pick_how(opened, wanted, f"{flag}={path}")
     asked = {
         name: choose(opened, [*conversations(opened, part, key)], most, f"{key}={part}")
         for name, part in named_sources(text, key).items()

@@ -23,7 +23,7 @@ from bertjax.scoring.scorer import (
     text_to_score,
     value_lines,
 )
-from bertjax.scoring.sequence_scorers import fills_masks, find_scorers, unlearnt
+from bertjax.scoring.sequence_scorers import fills_masks, find_scorers, never_trained
 from bertjax.storage import atomic
 
 FLAGS = ("rates", "length", "mask_unit", "mask_weights", "examples")
@@ -63,11 +63,11 @@ def score(args: Any, path: str, flag: str) -> Scores:
     config = opened.config
     then = "without --what its task is scored"
     models.check_pretrained(opened, f"--what=mlm: {path}", then)
-    learnt = resolve.learnt_objectives(config)
+    learnt = resolve.trained_objectives(config)
     able = find_scorers(opened.cfg.is_decoder, learnt)
     before = resolve.reads_before(config)
     if not fills_masks(able):
-        raise unlearnt("--what=mlm", "pll", able, learnt[0], path)
+        raise never_trained("--what=mlm", "pll", able, learnt[0], path)
     models.check_masked_lm(opened, f"--what=mlm: {path}", then)
     unit = args.mask_unit or "token"
     registry.pick("--mask_unit", unit, UNITS)

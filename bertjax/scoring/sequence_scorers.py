@@ -202,11 +202,11 @@ def pick_scorer(
         return able[0]
     registry.pick("--scorer", name, SCORERS)
     if name not in able:
-        raise unlearnt(f"{what}={name}", name, able, learnt[0], whose)
+        raise never_trained(f"{what}={name}", name, able, learnt[0], whose)
     return name
 
 
-def unlearnt(
+def never_trained(
     given: str, scorer: str, able: Sequence[str], objective: str, whose: str
 ) -> UserError:
     """Build the error for a model that a scorer does not fit.
@@ -234,7 +234,7 @@ def open_language_model(
     models.check_pretrained(opened, *given)
     models.refuse_answers(opened, given[0])
     opened.config.dtype = args.dtype
-    learnt = resolve.learnt_objectives(opened.config)
+    learnt = resolve.trained_objectives(opened.config)
     name = pick_scorer(scorer, opened.cfg.is_decoder, learnt, what, path)
     if name != "lm" and not opened.cfg.num_decoder_layers:
         models.check_masked_lm(opened, *given)
@@ -252,7 +252,7 @@ def make_language_model(
     own = not isinstance(opened.checkpoint, Imported)
     if own:
         longest = min(longest, longest_text(config, tokenizer))
-    more = resolve.learnt_objectives(config), longest, own, opened.meta
+    more = resolve.trained_objectives(config), longest, own, opened.meta
     return LanguageModel(cfg, params, tokenizer, config, *more)
 
 

@@ -333,5 +333,5 @@ def check_same(
                 "finish it first, by the command that began it, and more runs can join "
                 f"it; or {advice}"
             )
-        advice = workdirs.tell_changes(changes, advice)
+        advice = workdirs.describe_changes(changes, advice)
         raise UserError(f"--workdir={path} holds another sweep{advice}")

@@ -13,7 +13,7 @@ from bertjax.generation.open_writer import (
     encode_lines,
     find_side,
     open_dialogue,
-    pick_way,
+    pick_how,
 )
 from bertjax.generation.options import Options
 from bertjax.models.config import EncoderConfig
@@ -62,7 +62,7 @@ def test_a_model_that_answers_out_of_passages_needs_some():
     """It asked for prompts with passages, and then refused these."""
     opened = SimpleNamespace(config=SimpleNamespace(objective="rag"), meta={"task": {}})
     with pytest.raises(UserError, match=r"runs/rag was .* --index=DIR finds them"):
-        pick_way(opened, Options(), "runs/rag")
+        pick_how(opened, Options(), "runs/rag")
 
 
 def test_code_is_asked_line_by_line_as_it_was_learnt():

@@ -56,9 +56,9 @@ def test_texts_are_those_of_predict(vocabulary, place):
     """Cut ones and an empty one too, in batches of other sizes."""
     opened, params = open_random(vocabulary, place)
     wanted = Options(batch_size=2)
-    assert open_writer.pick_way(opened, wanted, "m") == "left"
+    assert open_writer.pick_how(opened, wanted, "m") == "left"
     writer = open_writer.open_writer(opened, "left", params)
-    assert not open_writer.goes_on(writer)
+    assert not open_writer.continues_prompt(writer)
     found = open_writer.write(writer, TEXTS, wanted)
     expected = predicted(opened, params, TEXTS)
     assert [one.text for [one] in found] == [one["text"] for one in expected]
@@ -117,7 +117,7 @@ def test_two_texts_are_columns(vocabulary):
 def test_what_is_refused(vocabulary, trained, tmp_path):
     opened, _ = open_random(vocabulary, "prefix")
     with pytest.raises(UserError, match=r"how=unmask: m was finetuned .* --how=left"):
-        open_writer.pick_way(opened, Options(how="unmask"), "m")
+        open_writer.pick_how(opened, Options(how="unmask"), "m")
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": {"text": "a"}}\n')
     with pytest.raises(UserError, match="a prompt has columns"):

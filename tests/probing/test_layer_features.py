@@ -127,7 +127,7 @@ def test_probes_alone_are_trained(model, monkeypatch):
 
     train, labels = read(), np.array([0, 1, 0, 1, 1, 0, 1], np.int32)
     data = layer_scores.Data(train.copy(), labels, train.copy(), labels, 2, accuracy)
-    probes.standardise(data.train, data.valid)
+    probes.standardize(data.train, data.valid)
     settings = probes.Settings(steps=3, batch_size=4, lr=0.1, weight_decay=0.1)
     none, told = np.zeros((1, 0), np.int32), (0, settings)
     layer_scores.probe_layers("linear", data, none, *told)

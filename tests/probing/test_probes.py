@@ -19,7 +19,7 @@ def make_data(seed=0, from_layer=KNOWN):
     x = draw.normal(size=(DEPTHS, N + M, D)).astype(np.float32)
     x[from_layer:, :, 0] += 8 * gold
     train, valid = x[:, :N].copy(), x[:, N:].copy()
-    probes.standardise(train, valid)
+    probes.standardize(train, valid)
     return layer_scores.Data(train, gold[:N], valid, gold[N:], 2, accuracy)
 
 
@@ -201,7 +201,7 @@ def test_standardising():
     x[1] = 100 * x[0]
     x[:, :, 2] = 7  # as the embedding of [CLS] is the same in every row
     train, valid = x[:, :40].copy(), x[:, 40:].copy()
-    probes.standardise(train, valid)
+    probes.standardize(train, valid)
     varied = [0, 1, 3]
     np.testing.assert_allclose(train[..., varied].mean(1), 0, atol=1e-5)
     np.testing.assert_allclose(train[..., varied].std(1), 1, atol=1e-4)

@@ -65,7 +65,7 @@ def test_what_earlier_phases_taught_is_scored_too():
     config = base()
     config.objective = "mlm"
     config.phases = "percent=25 objective=clm; objective=mlm"
-    assert resolve.learnt_objectives(config) == ("mlm", "clm", "mlm")
+    assert resolve.trained_objectives(config) == ("mlm", "clm", "mlm")
 
 
 @pytest.mark.parametrize(

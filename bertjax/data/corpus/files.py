@@ -207,7 +207,7 @@ def _zstd_chunks(path: str, raw: IO[bytes]) -> Iterator[bytes]:
 
 # Patterns at the start of files that are not text, and their formats. Letters alone are
 # not enough: PAR1 is also a protein.
-FOREIGN = {
+BINARY_FORMATS = {
     rb"BZh[1-9](1AY&SY|\x17rE8P\x90)": "bzip2",
     rb"\xfd7zXZ": "xz",
     rb"PK\x03\x04": "a zip archive",
@@ -238,7 +238,7 @@ def read_head(path: str, key: str) -> bytes:
                 f"{key}={path}: compressed text has to be named *{suffix} here"
             )
         head = next(unpacked(path, HEAD), b"")
-    for begins, what in FOREIGN.items():
+    for begins, what in BINARY_FORMATS.items():
         if re.match(begins, head):
             raise UserError(f"{key}={path}: the file is not text but {what}")
     return head
