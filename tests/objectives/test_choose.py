@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multiple choice: its loss by hand, its symmetries, padding, learning, devices."""
+"""Multiple choice: the loss by hand, symmetries, padding, learning, devices."""
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ CLUE = 7
 
 
 def make_batch(room=C):
-    """Make examples of C or, every other one, C - 1 choices; the right one has CLUE."""
+    """Make examples with C and C - 1 choices in turn; the right one contains CLUE."""
     draw = np.random.default_rng(0)
     sizes = np.where(np.arange(B) % 2, C - 1, C)
     there = np.arange(room) < sizes[:, None]
@@ -38,7 +38,7 @@ def made():
     objective, cfg = make_objective("choose", CFG)
     assert cfg.pooler and objective.needs == {"labels"}
     params = jax.jit(objective.init)(jax.random.key(0))
-    # Larger than at the start, so that choices differ.
+    # Enlarge the initial values, so that the scores of choices differ.
     params["choose"]["kernel"] = params["choose"]["kernel"] * 100
 
     @jax.jit
@@ -75,7 +75,7 @@ def test_the_loss_by_hand(made):
     assert sums["choose_loss"].weight == 7 == objective.weights(batch)["choose_loss"]
     for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
         name = jax.tree_util.keystr(path)
-        # A softmax does not feel what is added to all of its logits.
+        # Adding the same number to all logits does not change a softmax.
         if "choose']['bias" not in name and "key']['bias" not in name:
             assert np.abs(leaf).max() > 0, name
 

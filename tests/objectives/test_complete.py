@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CoKE's loss and answers: the published formula, packed rows, a graph."""
+"""CoKE's loss and answers: the published formula, packed rows, training on a graph."""
 
 import jax
 import jax.numpy as jnp
@@ -63,8 +63,8 @@ RING += "".join(f"e{i}\tsecond\te{(i + 2) % 9}\n" for i in range(9))
 
 @pytest.mark.parametrize("gold", [1.0, 0.9, 0.15])
 def test_the_loss_is_the_published_formula(gold):
-    """PaddlePaddle/Research, KG/CoKE: soft labels over the entities, and their
-    cross-entropy; numbers worked out in float64."""
+    """PaddlePaddle/Research, KG/CoKE: the cross-entropy of soft labels over the
+    entities, computed here in float64."""
     draw = np.random.default_rng(0)
     scores = draw.normal(size=(2, 3, 7))
     right, weights = draw.integers(0, 7, (2, 3)), np.array([[1, 1, 0], [1, 0.5, 1]])
@@ -85,10 +85,11 @@ def test_a_worked_loss():
     assert soft_cross_entropy(scores, right, ones, 1.0).value == pytest.approx(
         np.log(2)
     )
-    # 0.6 of ln 2, and 0.2 of ln 4 twice
+    # 0.6 ln 2 + 2 * 0.2 ln 4
     half = soft_cross_entropy(scores, right, ones, 0.6).value
     assert half == pytest.approx(0.6 * np.log(2) + 0.4 * np.log(4))
-    # The mean of two targets, 0.6 0.2 0.2 and 0.2 0.6 0.2. The likelier one counts.
+    # The target is the mean of 0.6 0.2 0.2 and 0.2 0.6 0.2. For the accuracy, the
+    # likelier one counts.
     both = jnp.array([[1, 0, -1]])
     found = soft_cross_entropy(scores, both, ones, 0.6).value
     assert found == pytest.approx(0.4 * np.log(2) + 0.6 * np.log(4))
@@ -96,7 +97,7 @@ def test_a_worked_loss():
 
 
 def test_entities_alone_are_candidates():
-    """Logits of relations and special pieces, however large, change nothing."""
+    """Logits of relations and special tokens, however large, change nothing."""
     cfg = make_cfg(5 + 4 + 2)
     objective, cfg = make_objective("complete", cfg, candidates=Candidates(5, 4))
     params = objective.init(jax.random.key(0))
@@ -111,8 +112,8 @@ def test_entities_alone_are_candidates():
 
 
 def test_scores_are_of_a_product_with_what_is_given():
-    """By hand: (hidden x embedding of the given entity), normalised, times embeddings;
-    no transform. An entity whose embedding is turned around there turns all scores."""
+    """Compute by hand: the hidden state times the embedding of the given entity,
+    normalized, times the embeddings of the entities, without a transform."""
     cfg = make_cfg(5 + 4 + 2)
     spec = "complete:product=True"
     objective, cfg = make_objective(spec, cfg, candidates=Candidates(5, 4))
@@ -138,7 +139,7 @@ def test_a_product_of_other_widths_is_refused():
 
 
 def test_a_product_learns_what_a_sum_has_not():
-    """Two relations on a ring of nine after so few updates that the published head
+    """Train two relations on a ring of nine for so few updates that the published head
     still guesses."""
     found = {}
     for product in (False, True):
@@ -166,8 +167,8 @@ def test_answers_of_no_candidates_are_refused(name):
 @pytest.mark.parametrize("pieces", [1, 3])
 @pytest.mark.parametrize("product", [False, True])
 def test_packed_is_unpacked(product, pieces, monkeypatch):
-    """Rows of 64 tokens have the losses and ranks that triples and paths by themselves
-    have; so they do where logits are made a piece at a time."""
+    """Packed rows of 64 tokens have the losses and ranks of separate triples and paths,
+    also if logits are computed in pieces."""
     rows, tokenizer = make_rows(RING, paths=3)
     cfg = make_cfg(tokenizer.vocab_size, initializer_range=0.3)
     spec = f"complete:gold=0.7,product={product}"
@@ -190,7 +191,7 @@ def test_packed_is_unpacked(product, pieces, monkeypatch):
 
 @pytest.mark.parametrize("gold", [1.0, 0.9])
 def test_answers_at_once_have_the_loss_of_one_by_one(gold):
-    """A question weighs as its triples, whatever share of the target they have."""
+    """A query has the weight of all its triples, for any `gold`."""
     lines = {f"e{i}\tr\te{j}\n" for i in range(5) for j in range(i + 2)}
     found, sizes = [], []
     for answers in (1, 2, 8):
@@ -211,7 +212,7 @@ def test_answers_at_once_have_the_loss_of_one_by_one(gold):
 
 
 def single_rows(batch, tokenizer):
-    """Put each sequence of a batch into a row of its own, which is not packed."""
+    """Put each sequence of a batch into its own row, without packing."""
     ids, positions, given, right = [], [], [], []
     for row, segments in enumerate(batch["segment_ids"]):
         for slot in range(segments.max()):
@@ -220,7 +221,7 @@ def single_rows(batch, tokenizer):
             line[: len(mine)] = batch["input_ids"][row, mine]
             ids.append(line)
             positions.append([batch["complete_positions"][row, slot] - mine[0]])
-            # The end that is not masked, of a triple or of a path.
+            # The given end of a triple or path, which is not masked.
             masked = positions[-1][0] == 0
             given.append([batch["input_ids"][row, mine[-1 if masked else 0]]])
             right.append([batch["complete_ids"][row, slot]])
@@ -256,7 +257,7 @@ def test_eight_devices_are_one():
 
 
 def test_a_ring_is_solved():
-    """Who comes next on a ring of nine: every query has one answer, and MRR is 1."""
+    """On a ring of nine every query has one answer; after training the MRR is 1."""
     objective, batches, rows, tokenizer = ring_batches(250)
     one = make_mesh(devices=jax.devices()[:1])
     _, params = train_steps(objective, one, batches)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reversed gradient and the heads of a concept and of a control."""
+"""Gradient reversal, and the heads of a concept and of a control concept."""
 
 import dataclasses
 
@@ -58,7 +58,7 @@ def test_the_strength_grows_with_training():
     def at(p, *how):
         return float(reversal_strength({"phase_progress": jnp.array([p])}, *how)[0])
 
-    # Ganin and Lempitsky 2015: 0, 0.9866 half-way, 0.9999 at the end.
+    # Ganin and Lempitsky 2015: 0 at first, 0.9866 half-way, 0.9999 at the end.
     assert at(0.0, 1.0, 10.0) == 0
     assert at(0.5, 1.0, 10.0) == pytest.approx(np.tanh(2.5))
     assert at(1.0, 2.0, 10.0) == pytest.approx(2 * np.tanh(5))
@@ -67,14 +67,14 @@ def test_the_strength_grows_with_training():
 
 @pytest.mark.parametrize("of", ["words", "texts"])
 def test_the_encoder_gets_the_opposite_of_what_the_head_gets(of):
-    """The reversed head's gradients against those of the same head not reversed: its
-    own alike, the encoder's times -alpha."""
+    """With reversal the head's gradients are the same as without, and the encoder's are
+    multiplied by -alpha."""
     plain, _ = make_objective(f"mlm+control:of={of}", CFG)
     turned, _ = make_objective(f"mlm+concept:of={of},gamma=0,alpha=0.25", CFG)
     data = batch()
     for name in ("labels", "texts"):
         data[f"control_{name}"] = data[f"concept_{name}"]
-    # all words count for the control here
+    # Without concept_labels, all words count for the control.
     data_of_control = {k: v for k, v in data.items() if k != "concept_labels"}
     params = turned.init(jax.random.key(1))
     other = {"control" if k == "concept" else k: v for k, v in params.items()}
@@ -124,7 +124,7 @@ def test_rows_that_fill_up_weigh_nothing():
 
 
 def test_packed_texts_are_as_they_would_be_alone():
-    """Two texts of 5 tokens in the first row, one in the second."""
+    """The first row has two texts of 5 tokens, the second row has one."""
     objective, _ = make_objective("mlm+concept:of=texts", CFG)
     params, data = objective.init(jax.random.key(2)), batch()
     place = np.arange(L)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CugLM: what sees what, types before tokens, and how completions are counted."""
+"""CugLM: attention, types before tokens, losses, and the count of completions."""
 
 import dataclasses
 import functools
@@ -33,7 +33,7 @@ UNK = TOKENIZER.unk_id
 
 @functools.cache
 def rows(packed=False, causal=False):
-    """Make a batch whose rows have names of one and two tokens, some unknown."""
+    """Make rows with names of one and two tokens, some of them unknown."""
     half = make_half(f"cuglm:causal={int(causal)}", TOKENIZER, L, rate=0.3)
     used = np.array([R, R, R - 1, 17, 9, 6])[:, None]
     real = np.arange(R) < used
@@ -72,7 +72,7 @@ def make(options=""):
 
 @functools.cache
 def parameters():
-    """Larger than they are drawn, so that what is seen is felt."""
+    """Make enlarged parameters, so that visible tokens have an effect."""
 
     def enlarge(path, x):
         name = jax.tree_util.keystr(path)
@@ -105,7 +105,7 @@ cases = pytest.mark.parametrize("packed", [False, True])
 @cases
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_later_token_changes_no_earlier_prediction(packed, causal):
-    """At three layers, bit for bit: the released code leaks from the second on."""
+    """With three layers, bit for bit; the released code leaks from the second one on."""
     batch = rows(packed, causal)
     whole, slots = encode(batch), np.arange(L)
     copies = [slots >= R, slots < R] if causal else [slots >= R]
@@ -133,7 +133,7 @@ def test_copies_see_nothing_of_each_other(packed):
 
 
 def test_the_clean_copy_is_an_ordinary_decoder():
-    """By itself, without steps: what generate continues."""
+    """Its states are the same alone and without attention_steps, as in generate."""
     batch = rows()
     own = {n: batch[n][:, R:] for n in ("input_ids", "attention_mask")}
     own["token_type_ids"] = batch["token_type_ids"][:, R:]
@@ -157,12 +157,12 @@ def test_types_act_on_tokens_by_the_likeliest_ones_embedding_alone():
     best = np.asarray(types.argmax(-1))
     unused = np.setdiff1d(np.arange(TYPES), best)
     assert unused.size and len(np.unique(best)) > 1
-    # Another embedding of what is nowhere the likeliest, as long as it is not.
+    # Embeddings of types that are never the likeliest do not change tokens.
     table = params["types"].at[unused].multiply(0.9)
     _, changed, same = typed({"types": table})
     assert (np.asarray(changed.argmax(-1)) == best).all() and (changed != types).any()
     np.testing.assert_array_equal(same, tokens)
-    # A bias that lets another type win changes tokens, to those of that type.
+    # A bias that makes another type the likeliest gives the tokens of that type.
     bias = params["type_bias"].at[unused[0]].set(1e3)
     forced = typed({"type_bias": bias})[2]
     given = typed(types=jnp.full(best.shape, unused[0]))[2]
@@ -243,7 +243,7 @@ def test_finetuning_says_nothing_of_segments():
 
 
 def test_whole_names_are_counted():
-    """Names: tokens of ranks 0 and 3; 7; 0; and an unknown one of ranks 0 and 0."""
+    """The names have tokens of ranks 0 and 3; 7; 0; 0 and 0, with an unknown token."""
     batch = {
         "lm_names": [[1, 1, 0, 2], [0, 1, 2, 2]],
         "lm_ids": [[9, 9, 9, 9], [9, 9, UNK, 9]],
@@ -266,7 +266,7 @@ def test_ranks_count_what_is_likelier():
     logits = jnp.array([[[3.0, 1.0, 2.0, 2.0]]])
     for token, rank in enumerate([0, 3, 1, 1]):
         assert cuglm.ranks(logits, jnp.array([[token]]))[0, 0] == rank
-    # A model that is broken seemed to complete everything.
+    # A model with NaN logits must not seem to complete everything.
     assert cuglm.ranks(jnp.nan * logits, jnp.array([[0]]))[0, 0] == 4
 
 

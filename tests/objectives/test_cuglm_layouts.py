@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CugLM is one run on any mesh, in any number of micro-batches, packed or not."""
+"""CugLM trains the same on any mesh, with any micro-batches, packed or not."""
 
 import functools
 
@@ -14,7 +14,7 @@ from bertjax.parallel.mesh import make_mesh
 
 @functools.cache
 def eight(packed):
-    """Make eight rows of six."""
+    """Make eight rows from six by repeating two."""
     batch = rows(packed)
     return {name: np.concatenate([x, x[:2]]) for name, x in batch.items()}
 
@@ -39,7 +39,7 @@ def test_meshes_and_micro_batches_agree(packed, layout, parts):
 
 
 def test_a_packed_row_is_its_sequences():
-    """Each sequence in a row of its own loses what the row loses in sum."""
+    """The losses of sequences in separate rows add up to the packed row's."""
     packed = rows(True)
     segments = packed["segment_ids"]
     parts = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loss of an encoder-decoder: what it counts, and what it does not see."""
+"""The loss of an encoder-decoder: which tokens count, and which are not visible."""
 
 import dataclasses
 
@@ -84,7 +84,7 @@ def test_the_loss_is_the_mean_over_the_target(params, monkeypatch):
     assert all(float(weight) == 15 for weight in known.values())
     values = jax.jit(make_eval_step(objective.sums, objective.weights))(params, rows)
     assert {*values} >= {*terms}
-    # In pieces, where the logits are larger than the room for them.
+    # Logits computed in pieces give the same terms.
     monkeypatch.setattr(token_head, "count_chunks", lambda *sizes: 3)
     pieces = jax.jit(lambda params, rows: objective.sums(params, rows, None))
     for name, term in pieces(params, rows).items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dialogue: who sees whom, what is predicted, and the same packed and decoded."""
+"""Dialogue: attention, predictions, packed rows, and decoding with a cache."""
 
 import dataclasses
 import functools
@@ -118,7 +118,7 @@ def hidden_of(model, batch):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_nothing_leaks(model, packed):
-    """At depth 3 an answer's token is seen by itself and by those behind it alone."""
+    """With three layers, only an answer's token itself and later ones see it."""
     batch = make_batches(packed).batch(1)
     before = hidden_of(model, batch)
     segments = batch.get("segment_ids", batch["attention_mask"])
@@ -130,7 +130,7 @@ def test_nothing_leaks(model, packed):
     may = np.zeros(ids.shape, bool)
     may[row] = behind & (batch["token_type_ids"][row] == 1)
     assert change[~may].max() == 0 and change[may].min() > 1e-5
-    # A token of the context is seen by all of its sequence.
+    # All tokens of a sequence see a token of its context.
     row, column = np.argwhere((batch["turn_ids"] == 1) & (segments > 0))[0]
     ids = batch["input_ids"].copy()
     ids[row, column] = (ids[row, column] - 5 + 7) % (V - 5) + 5
@@ -166,11 +166,11 @@ def test_packed_rows_lose_what_single_ones_do(model):
 
 
 def test_a_cache_goes_on_as_the_whole_row_does(model):
-    """The context and the answer's first token at once, the others one by one."""
+    """Prefill the context and the answer's first token, then feed token by token."""
     _, cfg, params = model
     batch = make_batches().batch(0)
     logits = incremental.logits_of(params, cfg, hidden_of(model, batch))
-    size = (batch["turn_ids"] > 0).sum(1) + 1  # with the answer's cls
+    size = (batch["turn_ids"] > 0).sum(1) + 1  # with the answer's [CLS]
     width = int(size.max())
     real = np.arange(width) < size[:, None]
     names = "input_ids", "token_type_ids", "position_ids", "attention_steps"

@@ -23,13 +23,13 @@ from bertjax.objectives.make_objective import make_objective
 from bertjax.objectives.token_head import score_tokens
 
 V, CLS, SEP, MASK = 9, 2, 3, 4
-# Far from uniform guesses.
+# A large initializer_range, so that predictions are far from uniform.
 CFG = tiny_encoder(V, 16, num_hidden_layers=3, initializer_range=0.6, pooler=False)
 TOKENIZER = fake_tokenizer(V)
 
 
 def make(options="", length=8, **keys):
-    """Return objective and host half of `diffusion:options`, and the loss's sums."""
+    """Return the objective, the features and the sums of `diffusion:options`."""
     name = f"diffusion:{options}"
     cfg = dataclasses.replace(CFG, **keys)
     objective, cfg = make_objective(name, cfg, TokenIds.of(TOKENIZER))
@@ -48,7 +48,7 @@ def params():
 
 
 def gather(texts, place=0, **more):
-    """Return rows of whole texts, as a plan gathers them."""
+    """Return rows of whole texts, like those that a plan gathers."""
     ids = np.array(texts, np.int32)
     arrays = {"input_ids": ids, "attention_mask": (ids > 0).astype(np.int32)}
     arrays["token_type_ids"] = np.zeros_like(ids)
@@ -64,7 +64,7 @@ def random_texts(b, n, seed=0):
 
 
 def log_probs(params, cfg, batch):
-    """Return f64 [B, L, V], what the model says of every place."""
+    """Return the model's log probabilities at every position, f64 [B, L, V]."""
     encoded = encoder.apply(params["encoder"], cfg, batch)
     ids = jnp.zeros(encoded.hidden.shape[:2], jnp.int32)
     how = ids, jnp.zeros(ids.shape), "own", 0.0, MASK
@@ -74,7 +74,7 @@ def log_probs(params, cfg, batch):
 
 # ---------------------------------------------------------------- published losses
 def loss_of_logits(weights_of):
-    """Return the loss of made-up logits, masks and times, through head and weights."""
+    """Return the loss of made-up logits, masks and times, computed by the head."""
     rows, length, vocab = 3, 6, 8
     i = np.arange(rows * length * vocab).reshape(rows, length, vocab)
     logits = 3 * np.sin(i * 0.7) + np.cos(i * i * 0.01)
@@ -99,14 +99,15 @@ def loss_of_logits(weights_of):
 @pytest.mark.parametrize(
     ("weights", "rates", "loss"),
     [
-        # kuleshov-group/mdlm, diffusion.py, LogLinearNoise, run at t = 0.1, 0.45, 0.9
+        # Computed by kuleshov-group/mdlm, diffusion.py, LogLinearNoise, at t = 0.1,
+        # 0.45, 0.9.
         ("mdlm", [0.0999, 0.44955, 0.8991], 11.649921466777597),
-        # LLaDA's loss (GUIDELINES.md) at the same t, [MASK] left out of the softmax
+        # LLaDA's loss (GUIDELINES.md) at the same t; the softmax leaves [MASK] out.
         ("llada", [0.1009, 0.45055, 0.9001], 11.576372281703275),
     ],
 )
 def test_the_published_losses(weights, rates, loss):
-    """Of the same logits, masks and rates, in nats a token."""
+    """The same logits, masks and rates give the published losses, in nats per token."""
     half = make(f"weights={weights}").half
     rate = np.array(rates)
     found = loss_of_logits(half.weigh(rate, np.full(3, 1 - half.eps)))
@@ -119,8 +120,10 @@ N = 3  # tokens of text; V - 1 pieces are predicted, [MASK] is not
 
 @pytest.fixture(scope="module")
 def table(params):
-    """log p of each piece at each place, by what is seen: f64 [V, V, V, N, V]; MASK
-    stands for what is not seen."""
+    """Return log p of each piece at each position, for each input: f64 [V, V, V, N, V].
+
+    Tokens that are not visible are MASK in the input.
+    """
     made = make(length=N + 2)
     seen = np.array([*itertools.product(range(V), repeat=N)])
     ids = np.pad(seen, ((0, 0), (1, 1)), constant_values=((0, 0), (CLS, SEP)))
@@ -140,7 +143,7 @@ def masked_loss(table, text, masks):
 
 
 def orders(table, text):
-    """Return -log p of a text in each order of its tokens."""
+    """Return -log p of a text for each order of predicting its tokens."""
     losses = []
     for order in itertools.permutations(range(N)):
         masks, loss = np.ones(N, bool), 0.0
@@ -157,7 +160,8 @@ TEXTS = [(5, 6, 7), (8, 8, 8), (7, 5, 5), (6, 8, 5)]
 
 
 def test_the_mean_of_orders_is_a_law(table):
-    """The model that draws an order and then the tokens: its log p is what is bound."""
+    """Drawing an order and then the tokens is a distribution: p sums to 1. The loss is a
+    bound of its -log p."""
     pieces = [v for v in range(V) if v != MASK]
     total = sum(
         np.exp(-orders(table, text)).mean()
@@ -168,8 +172,9 @@ def test_the_mean_of_orders_is_a_law(table):
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_the_expected_loss_is_the_mean_over_orders_and_a_bound(table, schedule):
-    """Rates and weights of the host half, masks by enumeration. Whatever the schedule,
-    the loss is -log p averaged over orders, so no less than -log of the average p."""
+    """Take rates and weights from the features, and enumerate the masks. With any
+    schedule the expected loss is -log p averaged over orders, which is at least -log of
+    the average p."""
     half = make(f"schedule={schedule},eps=1e-6").half
     rate, weight = (x[:, 0] for x in half.rates(np.arange(2**15), 1))
     for text in TEXTS:
@@ -181,12 +186,14 @@ def test_the_expected_loss_is_the_mean_over_orders_and_a_bound(table, schedule):
         each = orders(table, text)
         assert loss == pytest.approx(each.mean(), rel=2e-3)
         exact = -np.log(np.exp(-each).mean())
-        assert loss > exact + 0.01 and each.std() > 0.05  # orders differ
+        assert loss > exact + 0.01 and each.std() > 0.05  # orders have different p
 
 
 def losses_in_steps(table, text, steps):
-    """Return -log p of a text for each way to share its tokens out over steps: those of
-    one step are predicted at once, from those of the steps before."""
+    """Return -log p of a text for each assignment of its tokens to steps.
+
+    The tokens of a step are predicted at once, from those of the steps before.
+    """
     losses = []
     for step in itertools.product(range(steps), repeat=N):
         step, loss = np.array(step), 0.0
@@ -199,8 +206,8 @@ def losses_in_steps(table, text, steps):
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_the_discrete_bound(table, steps):
-    """Of T steps a mask at step s weighs 1 / s (MDLM, section 3): that is the mean over
-    all ways to reveal the text in T steps, and a bound of their -log p."""
+    """With T steps a mask at step s has weight 1 / s (MDLM, section 3). The loss is the
+    mean over all ways to reveal the text in T steps, and a bound of their -log p."""
     t = np.arange(1, steps + 1) / steps
     for text in TEXTS:
         bound = sum(
@@ -214,7 +221,7 @@ def test_the_discrete_bound(table, steps):
 
 
 def test_a_step_s_loss_is_what_enumeration_says(table, params):
-    """Batches of the host half through the objective: every row's own masks."""
+    """Compute the loss of a batch from the features, with different masks per row."""
     made = make("schedule=cosine", length=N + 2)
     texts = np.array([(CLS, *TEXTS[i % 4], SEP) for i in range(64)])
     batch = made.half.make(gather(texts, place=500))
@@ -247,13 +254,14 @@ def test_one_block_is_plain_diffusion(params, schedule):
 
 @pytest.mark.parametrize("options", ["low=1", "low=0.2,high=0.9"])
 def test_blocks_of_one_token_are_a_causal_model(params, options):
-    """Whatever the rate, a masked token is predicted from the clean ones before it: as
-    by a decoder that reads them and then [MASK]. At rate 1 the loss is -log p."""
+    """At any rate, a masked token is predicted from the clean tokens before it, as by a
+    decoder that reads them and then [MASK]. At rate 1 the loss is -log p."""
     made = make(f"block=1,weights=llada,{options}", 16)
     texts = random_texts(4, 8)
     batch = made.half.make(gather(texts))
     decoder = dataclasses.replace(CFG, is_decoder=True)
-    # Row i of a text is what stands before i, then [MASK]: what follows nobody sees.
+    # Row i of a text has the tokens before i, then [MASK]; position i does not see the
+    # rest.
     ids = np.where(np.tri(8, k=-1, dtype=bool), texts[:, None], MASK).reshape(-1, 8)
     real = np.ones(ids.shape, np.int32)
     each = {"input_ids": ids, "attention_mask": real, "token_type_ids": 0 * real}
@@ -270,8 +278,8 @@ def test_blocks_of_one_token_are_a_causal_model(params, options):
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_blocks_leak_nothing(params, packed):
-    """Three layers deep a clean token reaches clean blocks from its own on and masked
-    ones behind it; a masked block's token reaches its block alone."""
+    """With three layers, a clean token affects clean blocks from its own on and later
+    masked blocks; a token of a masked block affects only that block."""
     n, size = 12, 3
     text = random_texts(2, n)
     more = {}
@@ -307,7 +315,8 @@ def test_blocks_leak_nothing(params, packed):
 
 
 def test_packed_sequences_lose_as_alone(params):
-    """A packed row's loss is that of its sequences, at their masks and weights."""
+    """A packed row has the loss of its separate sequences with the same masks and
+    weights."""
     n, made = 12, make("block=2", 24)
     text = random_texts(3, n, seed=4)
     text[:, 5:7] = SEP, CLS

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A student of a masked LM: the published losses, and nothing of padding."""
+"""Distillation of a masked LM: the published losses; padding does not count."""
 
 import dataclasses
 import functools
@@ -38,7 +38,7 @@ def make_batch(seed=0):
 
 @functools.cache
 def make(name=NAME, cfg=CFG, teacher=DEEP):
-    """Return (objective, parameters of its student and teacher)."""
+    """Return (objective, parameters of student and teacher)."""
     objective, _ = make_objective(name, cfg, teacher=teacher and Teacher(teacher))
     params = jax.jit(objective.init)(jax.random.key(0))
     if teacher:
@@ -77,7 +77,7 @@ def test_what_torch_has_of_the_same_arrays(name):
 
 
 def test_temperature_leaves_gradients_their_size():
-    """T^2 KL has at any large T the gradient of squared differences of logits."""
+    """At large T, T^2 KL has the gradient of the squared differences of logits."""
     draw = np.random.default_rng(0)
     mine, theirs = (jnp.asarray(draw.normal(size=(4, 9)), jnp.float32) for _ in "ab")
 
@@ -146,7 +146,7 @@ def test_padding_counts_for_nothing():
 
 
 def test_pieces_are_the_whole(monkeypatch):
-    """Logits made a few tokens at a time: the same losses and gradients."""
+    """Logits computed a few tokens at a time give the same losses and gradients."""
     objective, params = make()
     batch = make_batch()
     batch["mlm_weights"][:] = 0
@@ -186,7 +186,8 @@ def test_options_and_widths():
 
 
 def test_without_a_teacher_it_is_a_masked_lm():
-    """As of a model that is trained: evaluate, fill_mask and others open no teacher."""
+    """This is the case of trained models: evaluate, fill_mask and others open no
+    teacher."""
     bare, params = make(NAME, CFG, None)
     alone, _ = make_objective("mlm", CFG)
     batch = make_batch()
@@ -207,7 +208,7 @@ def test_flops_are_the_students_and_a_forward_pass():
     head = everywhere * P / L
     ours = alone.flops(specs) - head
     theirs = (teacher.flops(specs) - head + everywhere) / 3
-    # The last layer is read everywhere, where a masked LM reads it at predictions.
+    # The last layer is read everywhere; a masked LM reads it only at predictions.
     assert taught.flops(specs) >= ours + head + everywhere + theirs
     assert taught.flops(specs) < 1.5 * (ours + head + everywhere + theirs)
 

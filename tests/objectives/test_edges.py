@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masked edges: who sees whom on the device, and relations that a graph tells."""
+"""Masked edges: attention along edges, and relations that follow from the graph."""
 
 import dataclasses
 import operator
@@ -37,7 +37,7 @@ def test_the_mask_is_the_edges():
     mask = make_attention_mask(batch)
     wanted = batch["attention_edges"] * batch["attention_mask"][:, None]
     np.testing.assert_array_equal(mask.boolean[:, 0], wanted > 0)
-    assert mask.boolean.any(-1).all()  # padding too has a key
+    assert mask.boolean.any(-1).all()  # padding has a visible key, too
     at = np.tile([[1, 5]], (rows.n, 1))
     some = mask._replace(query_positions=at).boolean[:, 0]
     np.testing.assert_array_equal(some, wanted[:, [1, 5]] > 0)
@@ -49,8 +49,8 @@ def test_the_mask_is_the_edges():
 
 
 def test_what_is_not_joined_is_not_seen():
-    """After one layer the masked token of a head knows that, its other half and [CLS]
-    alone; after two all."""
+    """After one layer the masked edge's first token depends only on the head, the other
+    masked token and [CLS]; after two layers on all tokens."""
     rows, tokenizer = make_rows(random_lines())
     batch = gathered(rows.plan(64), tokenizer)
     _, cfg = make_model(rows, tokenizer)
@@ -89,8 +89,8 @@ def test_the_order_of_tokens_says_nothing():
 
 
 def test_relations_that_the_graph_tells_are_learnt():
-    """Who teaches whom goes up, who learns from whom goes down: edges that were never
-    seen have the relation that those around their ends imply."""
+    """Edges go up or down between levels: held-out edges have the relation that the
+    edges around their ends imply."""
     draw = np.random.default_rng(0)
     pairs = {
         (int(a), int(b)) for a, b in draw.integers(0, 14, (90, 2)) if a % 7 != b % 7

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replaced-token detection: what is replaced, what flows where, what is measured."""
+"""Replaced-token detection: replacements, gradients, sums and metrics."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -37,12 +37,12 @@ NAME = "electra:generator=0.5"
 
 
 def make_batch(seed=0, rows=B):
-    """Make rows of several lengths and numbers of predictions, with [MASK] = 1."""
+    """Make rows of different lengths and numbers of predictions, with [MASK] = 1."""
     draw = np.random.default_rng(seed)
     lengths = draw.integers(6, L + 1, rows)
     ids = draw.integers(2, V, (rows, L)).astype(np.int32)
     used = np.arange(P) < draw.integers(0, P + 1, rows)[:, None]
-    used[: rows // 8] = False  # a whole device or micro-batch without any
+    used[: rows // 8] = False  # a whole device or micro-batch without predictions
     at = np.stack([1 + draw.permutation(n - 2)[:P] for n in lengths]).astype(np.int32)
     at = np.where(used, at, 0)
     originals = np.take_along_axis(ids, at, 1) * used
@@ -79,11 +79,12 @@ def values(sums):
 # ---------------------------------------------------------------- the parameters
 def test_there_is_one_table_of_embeddings(made):
     assert set(made.params) == {"encoder", "generator", "mlm", "rtd"}
-    assert set(made.params["generator"]) == {"layers"}  # as wide as the embeddings
+    # The generator is as wide as the embeddings, so it has no projection.
+    assert set(made.params["generator"]) == {"layers"}
     assert not made.cfg.pooler and "pooler" not in made.params["encoder"]
     small = electra.generator_lm(made.params)["encoder"]
     assert set(small) == {"embeddings", "layers"}
-    shared = set(electra.SHARED) - {"streams"}  # this text has none
+    shared = set(electra.SHARED) - {"streams"}  # this text has no streams
     assert set(small["embeddings"]) == shared
     for name in shared:
         assert small["embeddings"][name] is made.params["encoder"]["embeddings"][name]
@@ -92,7 +93,7 @@ def test_there_is_one_table_of_embeddings(made):
 
 
 def test_halves_are_models_of_their_own(made):
-    """The tree of each is the one that its config makes."""
+    """Each half has the tree of parameters that its config makes."""
     halves = electra.split_pair(made.params, CFG)
     assert list(halves) == ["generator", "discriminator"]
     for params, cfg in halves.values():
@@ -118,7 +119,8 @@ def test_the_generator_projects_where_its_width_differs(share, projected):
     [(256, 4, 128, 0.25), (768, 12, 0, 0.3333), (1024, 16, 0, 0.25)],
 )
 def test_published_generators(width, heads, size, share):
-    """small, base, large: 64, 256, 256 wide, heads of 64, FFN four times as wide."""
+    """For small, base and large they are 64, 256 and 256 wide, with heads of 64 and an
+    MLP four times as wide."""
     cfg = dataclasses.replace(
         CFG,
         hidden_size=width,
@@ -153,7 +155,7 @@ def test_bad_options(name, words):
 
 
 def test_a_decoder_is_refused():
-    """As of the masked LM: neither model would see what stands behind a mask."""
+    """As for a masked LM: neither model would see the tokens after a mask."""
     with pytest.raises(UserError, match=r"^model\.is_decoder=True: both models"):
         make_objective("electra", dataclasses.replace(CFG, is_decoder=True))
 
@@ -166,7 +168,7 @@ def test_heads_that_do_not_fit():
 
 # ---------------------------------------------------------------- what is replaced
 def test_the_four_cases_of_labels():
-    """Sampled or not, the original or another: only another one is replaced."""
+    """Only a token in a used slot, and other than the original, is a replacement."""
     batch = {
         "input_ids": np.array([[2, 10, 1, 1, 13, 3]], np.int32),
         "mlm_positions": np.array([[2, 3, 4, 0]], np.int32),
@@ -175,7 +177,8 @@ def test_the_four_cases_of_labels():
     }
     sampled = np.array([[21, 30, 31, 40]], np.int32)
     ids, replaced = electra.replace_tokens(jax.tree.map(jnp.asarray, batch), sampled)
-    # the original; another (drawn twice: once); another for a kept token; unused slot
+    # The slots: the original; another token (position drawn twice, one slot); another
+    # for a kept token; unused.
     np.testing.assert_array_equal(ids, [[2, 10, 21, 30, 31, 3]])
     np.testing.assert_array_equal(replaced, [[0, 0, 0, 1, 1, 0]])
 
@@ -194,7 +197,8 @@ def test_a_perfect_generator_replaces_nothing():
 
 
 def test_samples_follow_the_softmax():
-    """Chi-square over 16,384 draws of 16 tokens; its 99.99% point at 15 is 44.3."""
+    """Chi-square test of 16,384 draws from 16 tokens; with 15 degrees of freedom its
+    99.99% point is 44.3."""
     n, rows = 16, 512
     logits = jnp.asarray(np.random.default_rng(0).normal(size=n), jnp.float32)
     batch = make_batch(rows=rows)
@@ -205,7 +209,7 @@ def test_samples_follow_the_softmax():
     counts = np.bincount(np.asarray(drawn).ravel(), minlength=n)
     expected = np.asarray(jax.nn.softmax(logits)) * drawn.size
     assert ((counts - expected) ** 2 / expected).sum() < 44.3
-    # rows and slots are independent: neighbours agree as often as chance says
+    # Rows and slots are independent: neighbors agree as often as by chance.
     chance = float(np.sum((expected / drawn.size) ** 2))
     drawn = np.asarray(drawn)
     for agree in (drawn[1:] == drawn[:-1], drawn[:, 1:] == drawn[:, :-1]):
@@ -361,7 +365,8 @@ def test_rows_that_fill_up_an_evaluation_count_for_nothing(made):
 
 @pytest.mark.slow
 def test_nothing_selected_nothing_learned(made):
-    """No masks: the generator has loss 0 and gradient 0. No tokens: all has."""
+    """Without masks the generator has loss 0 and gradient 0; without tokens both models
+    have."""
     grad = {
         term: jax.jit(jax.grad(loss_of(made.objective, term)))
         for term in ("mlm_loss", "rtd_loss")
@@ -388,7 +393,7 @@ def test_nothing_selected_nothing_learned(made):
 
 
 def test_packed_rows_are_as_their_sequences_alone(made):
-    """Without predictions, whose samples depend on the row they are in."""
+    """The rows have no predictions, because samples depend on the row."""
     draw = np.random.default_rng(1)
     ids = draw.integers(2, V, (1, L)).astype(np.int32)
     none = np.zeros((1, P), np.int32)
@@ -414,7 +419,7 @@ def test_packed_rows_are_as_their_sequences_alone(made):
 
 # ---------------------------------------------------------------- evaluation
 def test_an_evaluation_ranks_over_all_its_batches(made):
-    """Not the mean of the batches' values."""
+    """The metrics are over all rows, not the mean of the batches' values."""
     batches = [make_batch(seed, rows=8) for seed in range(3)]
     evaluate = jax.jit(
         make_eval_step(
@@ -429,7 +434,8 @@ def test_an_evaluation_ranks_over_all_its_batches(made):
 
 
 def test_flops_are_those_of_the_program():
-    """Of the generator too: within what is not a matrix product, by XLA's own count."""
+    """Compare the count, generator included, with XLA's; the difference is the work
+    outside matrix products."""
     rows, length, asked = 4, 64, 10
     cfg = dataclasses.replace(
         CFG,
@@ -462,8 +468,9 @@ def test_flops_are_those_of_the_program():
 
 @pytest.mark.parametrize("mlp_type", ["plain", "glu"])
 def test_loops_share_no_shape_of_what_they_keep(mlp_type):
-    """Else XLA fills their stacks with zeros first: 8% of large's step on v5e."""
-    width = 32  # the discriminator's, and that of the generator's MLP
+    """If the loops stored arrays of the same shape, XLA would first fill their stacks
+    with zeros: 8% of the step of large on v5e."""
+    width = 32  # of the discriminator, and of the generator's MLP
     cfg = dataclasses.replace(CFG, remat="dots", mlp_type=mlp_type)
     assert cfg.hidden_size == cfg.intermediate_size // 2 == width
     objective, _ = make_objective(NAME, cfg)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replaced-token detection is one run on any mesh, in any number of micro-batches."""
+"""Replaced-token detection trains the same on any mesh, with any micro-batches."""
 
 import jax
 import numpy as np
@@ -10,7 +10,7 @@ from test_electra import CFG, NAME, make_batch
 from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel.mesh import make_mesh
 
-pytestmark = pytest.mark.slow  # parallel/test_layouts.py: the same of masked LMs
+pytestmark = pytest.mark.slow  # parallel/test_layouts.py tests masked LMs in this way
 
 
 def run(mesh, accumulate=1, steps=6):

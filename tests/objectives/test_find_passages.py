@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passages found within a step are those of numpy, on one device and on eight."""
+"""Passages found within a step are those that numpy finds, on one and eight devices."""
 
 import dataclasses
 import functools
@@ -67,7 +67,7 @@ def made(marginal="sequence", n=N, k=K):
 
 
 def vectors_of(params, batch):
-    """Return the vectors of questions, by the plain encoder."""
+    """Return the vectors of questions, computed with the encoder directly."""
     ids, mask = batch["question_ids"], batch["question_mask"]
     own = {"input_ids": ids, "attention_mask": mask}
     cfg = dataclasses.replace(CFG, pooler=False)
@@ -77,7 +77,7 @@ def vectors_of(params, batch):
 
 
 def on_mesh(devices, run, params, tables, batch):
-    """Run a function of (params, batch) with tables that devices share."""
+    """Run a function of (params, batch) with tables sharded over devices."""
     mesh = make_mesh(devices=jax.devices()[:devices])
     shapes = fill_up({k: jnp.asarray(v) for k, v in tables.items()}, devices)
     where = batch_sharding(mesh)
@@ -94,8 +94,8 @@ def on_mesh(devices, run, params, tables, batch):
 # ---------------------------------------------------------------- what is found
 @pytest.mark.parametrize("devices", [1, 8])
 def test_as_numpy_finds_them(devices, monkeypatch):
-    """By tiles of two rows; what fills up the table is never found, though all products
-    are below 0."""
+    """Search in tiles of two rows. The table's padding is never found, although all
+    scores are below 0."""
     monkeypatch.setattr(nearest, "TILE", 2)
     objective, _, params = made()
     batch, tables = make_batch(), make_tables()
@@ -165,7 +165,7 @@ def test_the_loss_is_that_of_rows_which_have_their_passages(marginal):
     batch, tables = make_batch(), make_tables()
     found = on_mesh(1, objective.find, params, tables, batch)
 
-    def scored(params, batch):  # by given scores of given passages
+    def scored(params, batch):  # with given passages and scores
         return plain.sums(params, batch, None)["rag_loss"].value
 
     def searched(params, batch):
@@ -177,7 +177,7 @@ def test_the_loss_is_that_of_rows_which_have_their_passages(marginal):
         want, 1e-5
     )
 
-    # The gradient is that of the rows, and that of the scores through the question.
+    # The gradient is the sum of that through the rows and that through the scores.
     def through(params, batch):
         question = find_passages.question_vectors(
             params, cfg, batch, Finder(K, *SIZES, False, True), None
@@ -196,12 +196,12 @@ def test_the_loss_is_that_of_rows_which_have_their_passages(marginal):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), got, wanted)
     frozen = jax.jit(jax.grad(scored))(params, own)
     word = [x["encoder"]["embeddings"]["word"] for x in (wanted, frozen)]
-    assert np.abs(word[0] - word[1]).max() > 1e-2  # the scores have their part
+    assert np.abs(word[0] - word[1]).max() > 1e-2  # the scores contribute
 
 
 def test_training_through_tables_and_other_tables():
-    """A question's target is in one passage: what finds it and what writes it learn
-    together; other tables, other answers."""
+    """The target of a question is in one passage: retriever and generator are trained
+    together. Other tables give other answers."""
     objective, _, params = made()
     tables = make_tables()
     mesh = make_mesh()
@@ -227,7 +227,7 @@ def test_a_causal_model_is_refused():
 
 
 def test_no_device_gets_the_whole_table():
-    """What devices tell each other are questions and what was found."""
+    """Devices exchange only questions and the passages that were found."""
     mesh, n = make_mesh(), 4096
     shapes = {"index": ((n, 16), "float32"), "passages": ((n, P), "int32")}
     tables = {

@@ -52,7 +52,7 @@ def test_gradient_is_softmax_less_the_truth():
 
 
 def test_what_has_no_weight_costs_nothing():
-    """Not even an id that is out of range, and never NaN."""
+    """Even ids out of range cost nothing with weight 0, and never give NaN."""
     ids, weights = jnp.array([99, -1, 0]), jnp.zeros(3)
 
     def loss(x):
@@ -73,7 +73,7 @@ def test_shapes_that_would_broadcast_are_refused(function, ids, weights):
 
 
 def test_logits_in_pieces_change_nothing():
-    """Value, accuracy and gradients, where the pieces do not divide the slots."""
+    """Compare loss, accuracy and gradients; the pieces do not divide the slots."""
     cfg = EncoderConfig(
         vocab_size=70_001,
         hidden_size=8,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of a yes or no against their definitions."""
+"""Compare the metrics of binary predictions with their definitions."""
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ def test_auc_at_its_corners(shift, auc):
 
 
 def test_what_nobody_guessed_is_0_and_no_nan():
-    """As in training: the mean of nothing was nan in evaluations alone."""
+    """As in training; in evaluations the mean of nothing once was NaN."""
     nothing = jnp.zeros(4, bool)
     got = binary_metrics(jnp.full(4, -1.0), nothing, np.ones(4))
     rest = {name: mean_on_host(jax.device_get(one)) for name, one in got.items()}

@@ -25,7 +25,7 @@ DEEP = dataclasses.replace(CFG, num_hidden_layers=3)
 
 
 def gathered(rows=B, packed=False, seed=0):
-    """Make rows of several lengths, some with two sequences."""
+    """Make rows of different lengths, packed ones with two sequences."""
     draw = np.random.default_rng(seed)
     real = np.arange(L) < draw.integers(4, L + 1, rows)[:, None]
     ids = np.where(real, draw.integers(5, V, (rows, L)), 0).astype(np.int32)
@@ -51,7 +51,7 @@ def make_batch(objective, packed=False, rows=B, seed=0, **keys):
 
 
 def value(objective, batch, cfg=CFG, params=None):
-    """Return losses, the loss that is optimised and its gradient."""
+    """Return the total loss, the losses, the gradient and the parameters."""
     made, cfg = make_objective(objective, cfg)
     params = params or jax.jit(made.init)(jax.random.key(1))
 
@@ -71,8 +71,7 @@ def close(a, b, atol=1e-6):
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("dtype, atol", [("float32", 1e-5), ("bfloat16", 0.06)])
 def test_a_causal_loss_is_that_of_step_by_step(packed, dtype, atol):
-    """Each token by a run of its own on what stands before it, without steps or mask
-    beyond the real tokens."""
+    """Predict each token in a separate run on only the tokens before it."""
     cfg = dataclasses.replace(DEEP, pooler=False, dtype=dtype)
     batch = make_batch("clm", packed, rows=3)
     _, terms, _, params = value("clm", batch, cfg)
@@ -89,7 +88,7 @@ def test_a_causal_loss_is_that_of_step_by_step(packed, dtype, atol):
             alone[0, : len(own)] = ids[row, own]
             one = {"input_ids": alone, "attention_mask": (alone > 0).astype(np.int32)}
             one["token_type_ids"] = np.zeros_like(alone)
-            # The last token of a causal row sees all that is there.
+            # The last token of a causal row sees all real tokens.
             steps = np.arange(1, L + 1, dtype=np.int32) * one["attention_mask"]
             x = ENCODE(params["encoder"], cfg, one | {"attention_steps": steps})
             logits = mlm_logits(params["mlm"], word, cfg, x[:, len(own) - 1][:, None])
@@ -103,7 +102,7 @@ ENCODE = jax.jit(lambda p, cfg, b: encoder.apply(p, cfg, b).hidden, static_argnu
 
 
 def test_a_decoder_is_its_steps():
-    """What Head.causal sets and attention_steps: the same hidden states."""
+    """is_decoder, which Head.causal sets, and attention_steps give the same states."""
     cfg = dataclasses.replace(DEEP, pooler=False)
     decoder = dataclasses.replace(cfg, is_decoder=True)
     batch = make_batch("clm", packed=True)
@@ -120,7 +119,7 @@ def with_steps(batch, steps):
 
 
 def test_the_mask_at_a_place_is_told_from_the_place_before():
-    """MNTP is a masked LM whose head reads one place to the left."""
+    """MNTP is a masked LM whose head reads one position to the left."""
     masked, shifted = make_batch("mlm"), make_batch("mntp")
     assert (masked["input_ids"] == shifted["input_ids"]).all()
     masked["mlm_positions"] = np.maximum(masked["mlm_positions"] - 1, 0)
@@ -134,7 +133,7 @@ def test_the_mask_at_a_place_is_told_from_the_place_before():
     [(("mntp", "clm"), True), (("clm", "mlm"), False), (("prefix", "mlm"), True)],
 )
 def test_a_mixture_is_the_weighted_sum_of_its_parts(parts, packed):
-    """Loss and gradient, each part run alone on its own rows, by its own tokens."""
+    """Compare loss and gradient with each part run alone on its own rows."""
     name = f"{parts[0]}*6+{parts[1]}*2"
     batch = make_batch(name, packed)
     total, terms, grads, params = value(name, batch)
@@ -226,7 +225,7 @@ def test_a_causal_row_by_hand():
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", ["clm", "prefix"])
 def test_what_is_predicted_leaks_nowhere(name, packed):
-    """Another token where one is predicted changes no prediction of it or before."""
+    """Changing a predicted token changes no prediction of it or of earlier ones."""
     cfg = make_objective(name, DEEP)[1]
     batch = make_batch(name, packed, rows=4)
     params = encoder.init(jax.random.key(0), cfg)
@@ -267,7 +266,8 @@ def test_z_loss_and_a_norm_of_the_rows():
 
 
 def test_rows_of_a_kind_without_positions_count_from_0():
-    """Of two kinds one makes position_ids and text_tokens, from outside."""
+    """Only one of two kinds of rows, both from outside, has position_ids and
+    text_tokens."""
 
     class Plain(Features):
         def specs(self, gathered):
@@ -286,7 +286,7 @@ def test_rows_of_a_kind_without_positions_count_from_0():
     parts = [(Plain(settings), 1), (Placed(settings), 1)]
     parts[1][0].streams = frozenset({"role"})
     mixed = MixedFeatures("a*1+b*1", parts, settings)
-    assert mixed.streams == {"role"}  # rows bring what any part reads
+    assert mixed.streams == {"role"}  # rows have the streams that any part reads
     ids, real = np.arange(24).reshape(4, 6), np.tile([1, 1, 1, 1, 0, 0], (4, 1))
     arrays = {"input_ids": ids, "attention_mask": real}
     at = np.arange(4)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MLMLM's scores: three means on worked examples, by a brute force, and their ranks."""
+"""MLMLM's scores: the three kinds on worked examples and by brute force; ranks."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ V = 30
 
 
 def random_names(n, longest, seed=0):
-    """Names of 1 to `longest` pieces, all lengths among them, and one twice."""
+    """Make names of all lengths from 1 to `longest` pieces; one name occurs twice."""
     draw = np.random.default_rng(seed)
     lengths = [*range(1, longest + 1), *draw.integers(1, longest + 1, n - longest)]
     names = [draw.integers(5, V, k).tolist() for k in lengths]
@@ -38,7 +38,7 @@ def test_the_table_holds_every_piece():
 
 
 def test_three_means_of_a_worked_example():
-    """Two slots; "a" is one piece, "a b" two: p(a) = 1/2 and then p(b) = 1/8."""
+    """The entities are "a" and "a b"; p(a) = 1/2 in slot 0, p(b) = 1/8 in slot 1."""
     p = np.full((1, 2, 4), 0.01)
     p[0, 0, 0], p[0, 1, 1] = 1 / 2, 1 / 8
     table, counts = jnp.array([[0, 3], [0, 1]]), jnp.array([1, 2])
@@ -63,7 +63,7 @@ def make_batch(rows, masks, seed=0):
 
 
 def brute_force(log_p, names, masks, kind, pads):
-    """Score each name by itself, in float64: [B, N]."""
+    """Score each name separately, in float64: [B, N]."""
     log_p, scores = np.asarray(log_p, np.float64), []
     for name in names:
         pieces = name + [0] * (masks - len(name)) if pads else name
@@ -76,7 +76,7 @@ def brute_force(log_p, names, masks, kind, pads):
 @pytest.mark.parametrize("pads", [False, True], ids=["own", "pads"])
 @pytest.mark.parametrize("kind", ["mean_logp", "mean_p", "sum_logp"])
 def test_scores_are_those_of_a_brute_force(kind, pads):
-    """50 entities of 1 to 17 pieces, one after the other; the slots in parts too."""
+    """Score 50 entities of 1 to 17 pieces, with all slots at once and in parts."""
     names = random_names(50, 17)
     table = Candidates.of(Ragged.of(names), 64, pad_id=0, pads=pads)
     draw = np.random.default_rng(2)
@@ -123,7 +123,7 @@ def test_a_pass_ranks_and_names_them_all(kind, monkeypatch):
 
 
 def test_what_is_added_to_a_slot_changes_no_rank():
-    """A mean of logits, which are no likelihoods, would not pass."""
+    """The mean of logits instead of log probabilities would fail this test."""
     names = random_names(40, 8)
     table = Candidates.of(Ragged.of(names), 64, pad_id=0)
     draw = np.random.default_rng(1)

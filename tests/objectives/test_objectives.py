@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heads on an encoder: MLM and NSP, and what a batch without predictions does."""
+"""Heads on an encoder: MLM and NSP, and batches without predictions."""
 
 import dataclasses
 import math
@@ -69,7 +69,7 @@ def test_untrained_loss_is_that_of_guessing(made):
 
 
 def test_heads_read_where_they_say(made):
-    """One that reads everywhere gives the others what they had before."""
+    """A head that reads everywhere does not change what the others read."""
     seen = {}
 
     def watch(name, reads):
@@ -110,14 +110,14 @@ def test_a_masked_lm_that_reads_everywhere_is_refused(made):
     "fields", [{}, {"at": ""}, {"at": "mlm_positions"}, {"reads": frozenset({"mlm"})}]
 )
 def test_a_head_says_where_it_reads(fields):
-    """Heads of version 0.1 had `at`, and none of them meant everywhere."""
+    """Heads of version 0.1 have `at`; without `reads`, a head is refused."""
     with pytest.raises(UserError, match="the head own does not say where") as e:
         Head("own", lambda rng, cfg: {}, lambda batch: {}, lambda *_: {}, **fields)
     assert 'reads="nowhere" (at="" before)' in str(e.value) and "\n" not in str(e.value)
 
 
 def test_sums_add_up_over_rows(made):
-    """The sum over a batch is that of its rows: no mean hides in it."""
+    """The sums of a batch are those of its rows; none of them is a mean."""
     batch = make_batch()
     whole = made.sums(made.params, batch)
     rows = [
@@ -161,7 +161,7 @@ def test_nothing_selected_gives_zero_and_no_gradient():
 
 
 def test_the_hidden_token_leaks_into_no_logit(made):
-    """Another original under [MASK] is another label, and nothing else."""
+    """Another original token under [MASK] changes only the label."""
     masking = make_masking("bert")
     tables = make_tables(TOKENIZER)
     ids = make_batch()["input_ids"]
@@ -218,7 +218,8 @@ def test_tied_embeddings_learn_from_both_ends(made):
 
     grads = jax.jit(jax.grad(loss))(made.params)["encoder"]["embeddings"]["word"]
     unseen = np.setdiff1d(np.arange(V), batch["input_ids"])
-    assert np.abs(np.asarray(grads)[unseen]).min(axis=0).max() > 0  # by the softmax
+    # Tokens that do not occur get a gradient from the softmax.
+    assert np.abs(np.asarray(grads)[unseen]).min(axis=0).max() > 0
 
 
 def test_the_key_reaches_the_encoder(made):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objectives from outside the package (tests/lab): what they may say, and are told."""
+"""Objectives from outside the package (tests/lab): what they may do and receive."""
 
 import dataclasses
 import json
@@ -40,14 +40,14 @@ pytestmark = pytest.mark.usefixtures("no_listener")
 
 
 def run(arguments, workdir, *more):
-    """Train in this process; returns the workdir."""
+    """Train in this process, and return the workdir."""
     given = [*arguments, *(f"--config.{key}" for key in more)]
     assert train.main([*given, f"--workdir={workdir}"]) == 0
     return workdir
 
 
 def test_a_loss_of_any_name_falls(arguments, tmp_path):
-    """eval.best=auto keeps the lowest, and patience waits for lower ones."""
+    """eval.best=auto keeps the lowest loss, and patience waits for lower ones."""
     more = "objective=lab.contrast", "eval.best=auto", "eval.patience=3"
     more += "eval.every.steps=1", "optim.lr=1e-3", "optim.warmup.steps=0"
     path = run(arguments, tmp_path / "run", *more)
@@ -63,7 +63,7 @@ def test_a_loss_of_any_name_falls(arguments, tmp_path):
 
 @pytest.mark.parametrize("flag", ["--dry_run", "--workdir={}"])
 def test_two_heads_with_one_term(arguments, tmp_path, flag):
-    """The masked LM under another name: one of two losses would not be trained."""
+    """A masked LM under another name is refused: one of two losses would be lost."""
     given = [*arguments, "--config.objective=mlm+lab.again"]
     with pytest.raises(UserError) as e:
         train.main([*given, flag.format(tmp_path / "run")])
@@ -170,7 +170,7 @@ def test_a_misspelt_host_half_is_said_before_that_there_are_two():
 
 
 def test_a_library_beside_the_package_is_outside():
-    """Also where its folder's name begins with that of the package."""
+    """This also holds if the folder's name begins with the package's."""
     folder = Path(bertjax.__file__).parent
     assert str(folder / "train.py").startswith(registry.INSIDE)
     assert not f"{folder}_lab/heads.py".startswith(registry.INSIDE)
@@ -178,7 +178,7 @@ def test_a_library_beside_the_package_is_outside():
 
 @pytest.mark.parametrize("folder", ["/home/me/", registry.SITE])
 def test_the_line_of_an_installed_part_is_named(folder):
-    """Not that of jax, which lies beside it."""
+    """The line is not that of jax, which is installed beside the part."""
     package, own = registry.INSIDE[0], f"{folder}lab/heads.py"
     jax_s = f"{registry.SITE}jax/_src/random.py"
     files = f"{package}train.py", own, f"{package}losses.py", own, jax_s
@@ -192,7 +192,8 @@ def test_the_line_of_an_installed_part_is_named(folder):
 
 @pytest.mark.parametrize("first, steps", [(900, 1000), (12, 13), (0, 1)])
 def test_predictions_may_begin_late(first, steps):
-    """As where a mask rate begins near 0; of a phase without any nothing is learnt."""
+    """For example, a mask rate may begin near 0. A phase without any predictions would
+    train nothing."""
     batches = SimpleNamespace(
         start=4,
         end=4 + steps,
@@ -208,7 +209,8 @@ def test_predictions_may_begin_late(first, steps):
 
 @pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_what_is_logged_is_what_is_optimised(accumulate):
-    """Whatever weight the Sum of a loss has; metrics keep their own."""
+    """Losses are divided by `weights`, not by their Sum's weight; metrics by their
+    own."""
     objective, _ = make_objective("mlm+lab.weighted", CFG)
     params = objective.init(jax.random.key(0))
     batch = make_batch()
@@ -225,7 +227,7 @@ def test_what_is_logged_is_what_is_optimised(accumulate):
     )
     after, metrics = jax.jit(update)(make_state(params, optax.sgd(1.0)), batch)
     own = objective.sums(params, batch, None)
-    loss = float(own["weighted"].value) / B  # by `weights`, not by the Sum's weight
+    loss = float(own["weighted"].value) / B  # divided by `weights`
     assert float(own["weighted"].weight) < 1.0
     assert float(metrics["train/weighted"]) == pytest.approx(loss, rel=1e-5)
     assert float(metrics["train/loss"]) == pytest.approx(loss, rel=1e-5)
@@ -263,7 +265,8 @@ def test_a_whole_batch_is_not_parted(arguments, tmp_path):
 
 
 def test_an_evaluation_takes_the_rows_that_are_asked_for(arguments, tmp_path, capsys):
-    """Its figures depend on no batch size: training's 16 rows, or evaluate's 32."""
+    """Its results do not depend on the batch size: 16 rows in training, 32 in
+    evaluate."""
     more = "objective=lab.contrast", "batch_size=16", "total.steps=2"
     path = run(arguments, tmp_path / "run", *more, "eval.every.steps=2")
     told = read_rows(path)[-1]
@@ -277,7 +280,7 @@ def test_an_evaluation_takes_the_rows_that_are_asked_for(arguments, tmp_path, ca
 
 
 def test_a_mixture_is_evaluated_in_whole_groups(arguments, tmp_path, capsys):
-    """Whatever rows are asked for: a row is of the same objective as in training."""
+    """With any batch size, a row belongs to the same objective as in training."""
     more = "objective=mntp*2+clm*1", "batch_size=24", "data.plan=full_sentences"
     path = run(arguments, tmp_path / "run", *more, "total.steps=2")
     told = read_rows(path)[-1]
@@ -304,7 +307,7 @@ def test_a_row_has_a_key_of_its_own():
 
 
 def test_an_objective_is_told_the_tokens(monkeypatch):
-    """What it hides in an evaluation is a function of the row, whatever the batch."""
+    """The tokens that it hides in an evaluation depend only on the row."""
     tokens, seen = TokenIds.of(TOKENIZER), []
     assert tokens == TokenIds(special_ids=(0, 1, 2, 3, 4))
     hide = blanks.hide

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packed sequences are as they would be alone: states, losses, gradients."""
+"""Packed sequences have the states, losses and gradients of separate ones."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ CFG = EncoderConfig(
     vocab_size=V,
     hidden_size=32,
     num_hidden_layers=3,
-    unroll=1,  # one body: quick to compile
+    unroll=1,  # compiles one layer's body, which is quick
     num_attention_heads=2,
     intermediate_size=64,
     max_position_embeddings=L,
@@ -23,7 +23,7 @@ PACKED = ([9, 5, 8], [24], [3, 4, 6, 7])  # lengths of the sequences in each row
 
 
 def sequences():
-    """Make the sequences: ids, types, positions to predict, what stood there, label."""
+    """Make sequences (ids, types, predicted positions, their originals), and labels."""
     draw = np.random.default_rng(0)
     out = []
     for n in (n for row in PACKED for n in row):
@@ -34,7 +34,7 @@ def sequences():
 
 
 def lay_out(rows, labels, name):
-    """Make the batch of these rows, each a list of sequences."""
+    """Make the batch of rows, each of which is a list of sequences."""
     b = len(rows)
     names = ("input_ids", "attention_mask", "token_type_ids", "segment_ids")
     batch = {k: np.zeros((b, L), np.int32) for k in (*names, "position_ids")}
@@ -95,7 +95,7 @@ def test_losses_and_gradients_do_not_depend_on_packing(task):
     g, h = grad(params, packed), grad(params, alone)
     for x, y in zip(jax.tree.leaves(g), jax.tree.leaves(h), strict=True):
         np.testing.assert_allclose(x, y, atol=1e-5)
-    # Rows without segment_ids, with one first token each, are the plain layout.
+    # Rows with one sequence are the same as rows without segment_ids.
     plain = {k: v for k, v in alone.items() if k[:3] not in ("seg", "cls", "pos")}
     plain[f"{task}_labels"] = alone[f"{task}_labels"][:, 0]
     c = means(params, plain)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of the embeddings beyond the vocabulary: as if they were not there."""
+"""Padding rows of the embeddings, beyond the vocabulary, have no effect."""
 
 import dataclasses
 
@@ -47,7 +47,7 @@ def make_batch():
 
 
 def make(name, cfg):
-    """Make an objective, and parameters whose padding would be likely."""
+    """Make an objective, and parameters in which padding pieces would be likely."""
     objective, cfg = make_objective(name, cfg)
     params = jax.device_get(jax.jit(objective.init)(jax.random.key(0)))
     if "bias" in params["mlm"]:
@@ -120,7 +120,7 @@ def test_a_generator_draws_no_padding():
         patch.setattr(electra, "replace_tokens", watch)
         for seed in range(20):
             ids = batch["input_ids"].copy()
-            ids[:, 0] = seed  # other draws
+            ids[:, 0] = seed  # changes the row's key, and so the draws
             drawn.append(np.ravel(draw(ids)))
     drawn = np.concatenate(drawn)
     assert drawn.max() < PIECES and len(set(drawn.tolist())) > PIECES // 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pseudo-masked LM in one pass is what it would be in several."""
+"""A pseudo-masked LM in one pass computes the same as in several passes."""
 
 import dataclasses
 import functools
@@ -25,7 +25,7 @@ CFG = tiny_encoder(
 )
 BIASED = dataclasses.replace(CFG, relative_attention_num_buckets=8)
 TOKENIZER = synthetic_tokenizer(V)
-# What rounding may do to a state; relative: in float32, with biases of scores.
+# Tolerances for rounding; relative: float32 with relative position biases.
 KINDS = {"float32": 2e-6, "bfloat16": 0.05, "relative": 2e-6}
 cases = pytest.mark.parametrize("packed", [False, True])
 kinds = pytest.mark.parametrize("kind", KINDS)
@@ -33,7 +33,7 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 
 @functools.cache
 def rows(packed, options=""):
-    """Make a batch: rows of 24 tokens, 8 of them predicted at most, one row short."""
+    """Make rows of up to 24 tokens with at most 8 predictions."""
     half = make_half(f"pmlm{options}", TOKENIZER, L, rate=0.3, corruption="0.6,0.3,0.1")
     R = half.raw
     assert (R, half.predictions) == (24, 8)
@@ -59,7 +59,7 @@ def rows(packed, options=""):
 
 @functools.cache
 def parameters():
-    """Larger than they are drawn, so that what is seen is felt."""
+    """Make enlarged parameters, so that visible tokens have an effect."""
     objective, _ = make_objective("pmlm", BIASED)
 
     def enlarge(path, x):
@@ -81,14 +81,14 @@ READ = (*READ.split(), "attention_steps")
 
 
 def encode(batch, kind="float32"):
-    """Return hidden states, f32 [B, L, D], of numpy's arrays."""
+    """Return the hidden states of numpy arrays, f32 [B, L, D]."""
     batch = {name: batch[name] for name in READ if name in batch}
     hidden = program(kind)(parameters()["encoder"], batch)
     return np.asarray(hidden.astype(jnp.float32))
 
 
 def with_ids(batch, where):
-    """Return the batch with other ids `where`, bool [B, L]."""
+    """Return the batch with other ids at `where`, bool [B, L]."""
     ids = batch["input_ids"]
     return batch | {"input_ids": np.where(where, (ids + 11) % V, ids)}
 
@@ -111,7 +111,7 @@ def same(a, b, where, tolerance=0.0):
 @cases
 @pytest.mark.parametrize("options", ["", ":blocks=0.0"])
 def test_the_table_of_the_paper(packed, options):
-    """Written slot by slot: text, pseudo masks and originals of each block."""
+    """Compare the mask with a table written out for each pair of slots."""
     batch = rows(packed, options)
     mask = np.asarray(make_attention_mask(batch).boolean)[:, 0]
     text, pseudo, original, block = roles(batch)
@@ -130,7 +130,7 @@ def test_the_table_of_the_paper(packed, options):
                     seen = bool(pseudo[r, q]) and j == i
                 seen &= sequence[r, q] == sequence[r, k]
                 assert mask[r, q, k] == seen, (r, q, k)
-    if options:  # an autoregressive model of the tokens in the order of their blocks
+    if options:  # blocks of one token: an autoregressive model in the blocks' order
         for r in range(B):
             steps = block[r, pseudo[r]]
             assert sorted(steps) == [*range(1, len(steps) + 1)]
@@ -150,8 +150,8 @@ def test_masks_see_what_a_masked_lm_sees(packed, kind):
 @cases
 @kinds
 def test_one_pass_is_step_by_step(packed, kind):
-    """At step i of a row there are its text, the originals of the blocks before i, and
-    the pseudo masks of block i: other slots are padding, of any ids."""
+    """Step i of a row has its text, the originals of the blocks before i, and the
+    pseudo masks of block i; all other slots are padding with any ids."""
     batch = rows(packed)
     whole = encode(batch, kind)
     _, pseudo, original, block = roles(batch)
@@ -169,7 +169,7 @@ def test_one_pass_is_step_by_step(packed, kind):
 @cases
 @kinds
 def test_originals_are_seen_by_later_blocks_alone(packed, kind):
-    """Bit for bit: what is hidden counts 0."""
+    """Earlier blocks do not change in a single bit: hidden tokens have weight 0."""
     batch = rows(packed)
     whole = encode(batch, kind)
     text, pseudo, original, block = roles(batch)
@@ -240,7 +240,7 @@ def test_the_loss_is_the_sum_of_two(packed):
 
 @cases
 def test_autoencoding_is_a_masked_lm(packed):
-    """Of the same text, without copies."""
+    """Compare with the masked LM of the same text, without copies."""
     batch = rows(packed)
     own = {n: v[:, :24] for n, v in batch.items() if n in READ[:-1]}
     own |= {n: v for n, v in batch.items() if n.startswith("mlm")}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RAG's marginals: transformers' values, agreement, padding, devices, writing."""
+"""RAG's marginals: transformers' values, consistency, padding, devices, generation."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ B, K, L, T, V = 8, 3, 12, 4, 40
 
 
 def target_log_probs(logits, ids):
-    """ln p of the target's tokens, f32 [B, k, T], of logits [B, k, T, V]."""
+    """Return ln p of the target's tokens, f32 [B, k, T], from logits [B, k, T, V]."""
     likely = jax.nn.log_softmax(jnp.asarray(logits))
     return jnp.take_along_axis(likely, jnp.asarray(ids)[:, None, :, None], -1)[..., 0]
 
@@ -37,8 +37,8 @@ def by_golden(which=slice(None), k=slice(None)):
 
 def test_marginals_are_those_of_transformers():
     sequence, token = by_golden()
-    # Its RAG-Sequence adds ln p(z | x) at a target's second token, which the last
-    # target does not have: there p(z | x) is lost, and ours is RAG-Token's.
+    # transformers' RAG-Sequence adds ln p(z | x) at the second token of a target. The
+    # last target has only one token, so it loses p(z | x); ours equals RAG-Token's.
     np.testing.assert_allclose(sequence[:2], -GOLDEN["sequence"][:2], rtol=1e-5)
     np.testing.assert_allclose(token, -GOLDEN["token"], rtol=1e-5)
     np.testing.assert_allclose(sequence[2], token[2], rtol=1e-5)
@@ -54,7 +54,7 @@ def test_both_are_one_for_one_passage():
 
 
 def test_probabilities_of_all_targets_sum_to_one():
-    """Of two tokens of five pieces each."""
+    """The targets are all pairs of tokens from a vocabulary of five."""
     draw = np.random.default_rng(1)
     first = draw.normal(size=(1, 3, 1, 5))
     second = draw.normal(size=(5, 3, 1, 5))  # given the first
@@ -68,8 +68,10 @@ def test_probabilities_of_all_targets_sum_to_one():
 
 
 def make_batch(decoder, k=K):
-    """Targets that are a token of the first passage, thrice; every other row has one
-    passage less."""
+    """Make rows whose target repeats a token of the first passage.
+
+    Every other row has one passage less.
+    """
     draw = np.random.default_rng(0)
     real = np.arange(k) < np.where(np.arange(B) % 2, K - 1, K)[:, None]
     ids = np.zeros((B, k, L), np.int32)
@@ -156,7 +158,8 @@ def test_it_learns(generator):
 
 
 def test_what_is_written_has_the_score_of_a_target(generator):
-    """Token by token with a cache of every passage, as all at once."""
+    """Generating token by token, with a cache per passage, gives the same scores as
+    reading all at once."""
     _, cfg, params, run, decoder = generator
     batch = jax.tree.map(jnp.asarray, make_batch(decoder))
     tokens = TokenIds(sep_id=1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading: the marginal likelihood by hand, what it does not depend on, gradients."""
+"""Reading: the marginal likelihood by hand, padding, gradients."""
 
 import itertools
 
@@ -18,8 +18,10 @@ NAME = "read:trained=1,temperature=0.5"
 
 
 def make_batch(k=K):
-    """Make questions of two tokens with passages of up to six; every other row has one
-    less, and the last row no answer."""
+    """Make questions of two tokens with passages of up to six tokens.
+
+    Every other row has one passage less, and the last row has no answer.
+    """
     draw = np.random.default_rng(0)
     real = np.arange(k) < np.where(np.arange(B) % 2, K - 1, K)[:, None]
     sizes = draw.integers(3, 7, (B, k))
@@ -102,18 +104,18 @@ def test_a_passage_that_is_not_there_changes_nothing(reader):
         pad = [(0, 0), (0, 2), *[(0, 0)] * (values.ndim - 2)]
         wide[name] = np.pad(values, pad, constant_values=fill)
     wide["passage_scores"][:, K:] = wide["passage_vectors"][:, K:] = (
-        50  # great, padding
+        50  # large values in padding
     )
     one, two = (run(params, rows)[0]["read_loss"].value for rows in (batch, wide))
     assert float(one) == pytest.approx(float(two), rel=1e-5)
 
 
 def test_who_learns(reader):
-    """The encoder of questions learns from the passages' scores, the index does not;
-    the scores of a frozen retriever take the place of its vectors."""
+    """The question encoder gets a gradient from the passages' scores, the index does
+    not. With a frozen retriever its scores are used instead."""
     _, params, run = reader
     batch = make_batch()
-    # One span of every passage is an answer: what is left to learn is p(z | x).
+    # Every matrix gets a gradient.
     *_, (gradient, of_batch) = run(params, batch)
     for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
         name = jax.tree_util.keystr(path)
@@ -128,7 +130,7 @@ def test_who_learns(reader):
     there = batch["passage_weights"] > 0
     np.testing.assert_allclose(given["passage_scores"][there], want[there], atol=1e-5)
     question = dict(batch, input_ids=batch["input_ids"].copy())
-    question["input_ids"][:, 0, 1] = 5  # of the question alone
+    question["input_ids"][:, 0, 1] = 5  # in the question's own sequence
     one, two = (run(params, rows)[1]["passage_scores"] for rows in (batch, question))
     assert (one[:, 0] != two[:, 0]).all()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masked words and regions by one encoder: what they see, and how losses add up."""
+"""Masked words and regions in one encoder: what they see, and how losses add up."""
 
 import dataclasses
 import functools
@@ -51,7 +51,7 @@ def means(batch, **how):
 
 
 def hidden_of(params, batch):
-    """Return what the region head says of masked regions, before any target."""
+    """Return the hidden states of masked regions, which the region head reads."""
     from bertjax.objectives import regions
 
     at = L + batch["region_positions"]
@@ -68,7 +68,7 @@ def test_the_arrays_of_a_batch_are_those_that_are_made_up(batch):
 
 
 def test_nothing_tells_a_masked_region(table, batch):
-    """Another feature and class of it, from the file on, change no prediction."""
+    """Another feature and class of a masked region in the file change no prediction."""
     batches = make_batches(
         *read(table, max_regions=R, region_mask_rate=0.25), batch_size=B
     )
@@ -87,7 +87,7 @@ def test_nothing_tells_a_masked_region(table, batch):
     assert (hide(params, batch) == hide(params, other)).all()
     first, again = evaluate(params, batch)[1], evaluate(params, other)[1]
     assert all((first[name] == again[name]).all() for name in first)
-    # Its box is seen, and so are its neighbours and the words.
+    # Boxes and features of visible regions do change predictions.
     for name in ("region_boxes", "region_features"):
         moved = batch[name].copy()
         moved[batch["region_mask"] > 0] += 0.3
@@ -119,7 +119,7 @@ def test_room_for_more_regions_changes_no_loss(table, batch):
     assert few.keys() == many.keys() and len(few) == 7
     for name in few:
         assert few[name] == pytest.approx(many[name], rel=2e-5), name
-    # What stands in empty room is nowhere.
+    # Features in padding have no effect.
     filled = {**batch, "region_features": batch["region_features"].copy()}
     filled["region_features"][batch["region_mask"] == 0] = 9.0
     for name, value in means(filled).items():
@@ -152,7 +152,7 @@ def test_losses_are_means_over_what_is_masked(batch):
     true = np.take_along_axis(log_p, batch["region_classes"][..., None], -1)[..., 0]
     mean = -(weights * true).sum() / weights.sum()
     assert found["region_class_loss"] == pytest.approx(mean, rel=1e-4)
-    # Probabilities that are sure are the same, by the KL divergence.
+    # One-hot probabilities give the same loss, by the KL divergence.
     soft = np.eye(4, dtype=np.float32)[batch["region_classes"]]
     for name, value in means({**batch, "region_classes": soft}).items():
         assert value == pytest.approx(found[name], rel=1e-4), name
@@ -187,7 +187,8 @@ def test_terms_are_of_what_rows_are_about(table):
 
 @pytest.fixture(scope="module")
 def steps(table):
-    """Train two steps: (mesh, micro-batches) -> rows of metrics, parameters."""
+    """Return a function that trains two steps: (mesh, micro-batches) -> (rows of
+    metrics, parameters)."""
     batches = [batch_of(table, step, 16) for step in range(2)]
     return functools.partial(train_steps, model()[2], batches=batches)
 

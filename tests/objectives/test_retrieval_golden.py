@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Losses of retrieval are sentence-transformers', on one device and on eight."""
+"""Retrieval losses equal those of sentence-transformers, on one and eight devices."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ from bertjax.objectives import colbert, ranking, retrieve, splade
 from bertjax.parallel.mesh import make_mesh
 from bertjax.parallel.sharding import batch_sharding, gather_rows
 
-# As tests/testdata/make_retrieval_golden.py has them.
+# As in tests/testdata/make_retrieval_golden.py.
 SEED, B, S, D, V, L = 0, 8, 3, 8, 20, 6
 WIDTHS, TEMPERATURE = (2, 5), 0.05
 GOLDEN = Path(__file__).parents[1] / "testdata/retrieval_golden.json"
@@ -35,7 +35,7 @@ def arrays():
 
 
 def losses(x):
-    """Compute ours; every passage is another."""
+    """Compute our losses; all passages are different."""
     numbers = jnp.arange(B * (S - 1)).reshape(B, S - 1)
     batch = {
         "input_ids": jnp.zeros((B, 1), jnp.int32),
@@ -54,7 +54,7 @@ def losses(x):
     out["matryoshka"] = parts[0]._replace(value=total)
     out["margin"] = ranking.margin_error(retrieve.product_scores(x["texts"], 1), batch)
 
-    # Words that are their own logits, so that the pooling is given any.
+    # The embeddings are the identity, so that hidden states are the logits to pool.
     shape = dict(hidden_size=V, num_hidden_layers=1, num_attention_heads=1)
     bare = dict(classifier_transform=False, decoder_bias=False, vocab_size=V)
     cfg = EncoderConfig(intermediate_size=V, **shape, **bare)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heads of retrieval: chunks of a batch, devices, widths, what is never a result."""
+"""Retrieval heads: chunks of a batch, devices, widths, padding."""
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +56,8 @@ def test_chunks_and_devices_change_nothing(name):
     assert params.keys() - {"encoder"} == {
         *{"retrieve": (), "splade": ("mlm",), "colbert": ("colbert",)}[name]
     }
-    assert float(sums[f"{name}_margin_loss"][1]) == B / 2  # every other has a negative
+    # Every other row has a hard negative.
+    assert float(sums[f"{name}_margin_loss"][1]) == B / 2
 
     def check(others):
         for a, b in zip(
@@ -65,7 +66,7 @@ def test_chunks_and_devices_change_nothing(name):
             np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
 
     check(step_of(f"{text},chunks=4")[1](batch))
-    if name == "colbert":  # of the others test_retrieve, test_retrieval_golden
+    if name == "colbert":  # test_retrieve and test_retrieval_golden test the others
         mesh = make_mesh()
         with jax.set_mesh(mesh):
             check(whole(jax.device_put(batch, batch_sharding(mesh))))
@@ -93,7 +94,7 @@ def test_margins_need_scores():
 
 
 def test_max_sim_skips_what_is_no_token():
-    """Against numpy; padding is larger than any token, and counts nowhere."""
+    """Compare with numpy; padding has larger values than any token, without effect."""
     draw = np.random.default_rng(0)
     queries = draw.normal(size=(4, 5, 3)).astype(np.float32)
     passages = draw.normal(size=(6, 7, 3)).astype(np.float32)
@@ -109,7 +110,7 @@ def test_max_sim_skips_what_is_no_token():
         ]
         for q, keep in zip(queries, is_query, strict=True)
     ]
-    for megabytes in (0, 1e-3):  # whole, and in parts of a query
+    for megabytes in (0, 1e-3):  # all at once, and query by query
         got = colbert.max_sim(queries, is_query, passages, is_passage, megabytes)
         np.testing.assert_allclose(got, want, rtol=1e-5)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bi-encoder's loss: against numpy, on any mesh, with what is no negative."""
+"""The bi-encoder's loss: against numpy, on any mesh, with hidden passages."""
 
 import jax
 import numpy as np
@@ -24,12 +24,12 @@ def make_texts(seed=0):
 
 
 def make_batch(texts):
-    """Rows of query i, passage B + i and, every other one, negative 2 B + i."""
+    """Make rows of query i, passage B + i and, in every other row, negative 2 B + i."""
     members = np.arange(B)[:, None] + B * np.arange(3)
     members[::2, 2] = -1
     batch = pack(texts, members, 10, 32, MARKS)
     batch["passage_numbers"] = np.where(members >= 0, members - B, -1)[:, 1:]
-    # Row 1 has the passage of row 0 by another name; row 3's negative answers row 2.
+    # Row 1 has a copy of row 0's passage; row 3's negative answers row 2's query.
     batch["passage_numbers"][1, 0] = 0
     relevant = np.stack([np.arange(B), np.full(B, -1)], axis=1)
     relevant[1, 0] = 0
@@ -39,7 +39,7 @@ def make_batch(texts):
 
 
 def pooled(params, texts, cls, normalize):
-    """Encode each text in a row of its own; the rest in float64."""
+    """Encode each text in its own row, and pool in float64."""
     cfg = encoder.without_pooler(CFG)
     ids = np.zeros((3 * B, 10), np.int32)
     for i, row in enumerate(ids):
@@ -85,7 +85,7 @@ def test_against_numpy(cls, normalize, temperature):
         }
         own = scores.pop((i, 0))
         for other in {0: [(1, 0)], 1: [(0, 0)], 2: [(3, 1)]}.get(i, []):
-            del scores[other]  # a passage that answers it, in another row
+            del scores[other]  # a passage of another row that answers this query
         loss += np.logaddexp.reduce([own, *scores.values()]) - own
         right += own >= max(scores.values())
     assert sums["retrieve_loss"].value == pytest.approx(loss, rel=1e-4)
@@ -96,12 +96,12 @@ def test_against_numpy(cls, normalize, temperature):
     for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
         name = jax.tree_util.keystr(path)
         assert np.isfinite(leaf).all(), name
-        # A softmax does not feel what is added to all of its scores.
+        # Adding the same number to all scores does not change a softmax.
         if "key" not in name or "bias" not in name:
             assert np.abs(leaf).max() > 0, name
     if not normalize:
         return
-    # Over eight devices the negatives are still those of the whole batch.
+    # With eight devices the negatives still come from the whole batch.
     mesh = make_mesh()
     with jax.set_mesh(mesh):
         spread = jax.device_put(batch, batch_sharding(mesh))

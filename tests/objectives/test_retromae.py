@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RetroMAE: what its decoder sees of a text, and that it learns to write it."""
+"""RetroMAE: what its decoder sees of a text, and that it learns from the vector."""
 
 import dataclasses
 import functools
@@ -20,7 +20,7 @@ from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel.mesh import make_mesh
 
 V, L, B = 60, 20, 8
-TOKENIZER = synthetic_tokenizer(V)  # pieces 8, 12, 16, ... go on with a word
+TOKENIZER = synthetic_tokenizer(V)  # pieces 8, 12, 16, ... continue a word
 CFG = tiny_encoder(V, L, num_hidden_layers=2, initializer_range=0.3)
 SHAPES = {
     "bert": {},
@@ -31,7 +31,7 @@ cases = pytest.mark.parametrize("packed", [False, True])
 
 
 def make_rows(packed=False, seed=0, n=B):
-    """Gather rows of text, some short; packed ones hold two sequences."""
+    """Gather rows of text, some short; packed ones have two sequences."""
     used = np.maximum(L - 3 * (np.arange(n) % 4), 4)[:, None]
     real = np.arange(L) < used
     draw = counter_rng.fold(seed, np.arange(n))
@@ -128,10 +128,10 @@ def test_the_law_of_what_is_seen():
     shares = []
     for rate in (0.5, 0.7):
         seen = visible_of(batch, rate)
-        # No token of text sees itself, all see special tokens, the first among them.
+        # No token of text sees itself; all tokens see special tokens and the first.
         assert not seen[:, diagonal][text].any()
         assert seen.swapaxes(1, 2)[~text].all() and seen[:, :, 0].all()
-        # The pieces of a word are seen together, but for the query's own place.
+        # The pieces of a word are visible together, except at the query's position.
         for q in (5, 9):
             a, b = seen[:, q, 1:-1], seen[:, q, 2:]
             pair = same[:, range(1, L - 1), range(2, L)] & text[:, 1:-1]
@@ -139,13 +139,13 @@ def test_the_law_of_what_is_seen():
             assert pair.sum() > 100 and (a == b)[pair].all()
         other = text[:, :, None] & text[:, None] & ~same
         shares.append(1 - seen[other].mean())
-        # Queries of a row draw by themselves.
+        # The queries of a row draw independently.
         both = other[:, 4] & other[:, 5]
         alike = np.mean((seen[:, 4] == seen[:, 5])[both])
         assert alike == pytest.approx(rate**2 + (1 - rate) ** 2, abs=0.03)
     assert shares == pytest.approx([0.5, 0.7], abs=0.01)
     assert visible_of(batch, 1.0)[text[:, :, None] & text[:, None]].sum() == 0
-    # Another epoch draws anew.
+    # Another epoch draws other words.
     again = {**batch, "retromae_keys": batch["retromae_keys"] ^ 1}
     assert (visible_of(again)[other] != visible_of(batch)[other]).mean() > 0.4
 
@@ -156,7 +156,7 @@ def test_the_law_of_what_is_seen():
     [("bert", False), ("bert", True), ("pre", False), ("albert", True)],
 )
 def test_the_decoder_sees_what_is_drawn_and_nothing_else(packed, shape):
-    """A token changes the predictions whose queries see it: never its own."""
+    """A token changes only the predictions whose queries see it, never its own."""
     batch = make_batch(packed)
     vectors, seen, run = vectors_of(batch), visible_of(batch), decoder(shape)
     before = run(batch, vectors, seen)
@@ -176,12 +176,12 @@ def test_the_decoder_sees_what_is_drawn_and_nothing_else(packed, shape):
 def test_the_vector_is_in_every_prediction(packed):
     batch = make_batch(packed)
     vectors, seen, run = vectors_of(batch), visible_of(batch), decoder()
-    # Where nothing else is seen but special tokens too.
+    # Also if nothing else is visible except special tokens.
     for visible in (seen, visible_of(batch, 1.0)):
         before, after = (run(batch, v, visible) for v in (vectors, vectors + 0.1))
         moved = np.abs(after - before).max(axis=-1) > 1e-6
         assert moved[batch["retromae_words"] > 0].all()
-    # What stands in the first place is the vector, and no embedding of [CLS].
+    # The first position holds the vector, not the embedding of [CLS].
     ids = np.where(batch["retromae_ids"] == 2, 7, batch["retromae_ids"])
     after = run({**batch, "retromae_ids": ids}, vectors, seen)
     np.testing.assert_array_equal(after, run(batch, vectors, seen))
@@ -189,7 +189,7 @@ def test_the_vector_is_in_every_prediction(packed):
 
 @cases
 def test_the_vector_is_of_the_masked_row(packed):
-    """What the encoder reads is masked, and a vector is its own sequence's."""
+    """The encoder reads the masked row, and a vector depends only on its sequence."""
     _, _, params = made()
     batch = make_batch(packed)
     cfg = dataclasses.replace(CFG, pooler=False)
@@ -198,7 +198,7 @@ def test_the_vector_is_of_the_masked_row(packed):
     same = run({**batch, "retromae_ids": 0 * batch["retromae_ids"]})
     np.testing.assert_array_equal(vectors, same)
     other = {**batch, "input_ids": batch["input_ids"].copy()}
-    other["input_ids"][:, 1] = 7  # of the first sequence
+    other["input_ids"][:, 1] = 7  # in the first sequence
     moved = np.abs(run(other) - vectors).max(axis=-1) > 1e-6
     sequence = batch.get("segment_ids", np.ones((B, 1)))
     np.testing.assert_array_equal(moved[sequence > 0], (sequence == 1)[sequence > 0])
@@ -211,13 +211,13 @@ def test_the_loss_is_both():
     assert {"mlm_loss", "mlm_accuracy", "retromae_loss", "retromae_accuracy"} == {*sums}
     weights = objective.weights(batch)
     assert float(weights["retromae_loss"]) == batch["retromae_weights"].sum()
-    # As the masked LM alone has its part.
+    # The masked LM's terms are the same as without the decoder.
     alone, _ = make_objective("mlm", CFG)
     own = {name: params[name] for name in ("encoder", "mlm")}
     plain = jax.jit(lambda b: alone.sums(own, b, None))(batch)
     for name, term in plain.items():
         np.testing.assert_allclose(term, sums[name], rtol=1e-6)
-    # In pieces of logits too.
+    # Logits in pieces give the same terms.
     small = dataclasses.replace(CFG, max_logits_mb=1, vocab_size=V)
     cut = make_objective("retromae", small)[0]
     wide = jax.tree.map(lambda x: jnp.tile(x, (200, *(1,) * (x.ndim - 1))), batch)
@@ -244,8 +244,8 @@ def test_on_one_device_and_on_eight(packed):
 
 
 def test_it_learns_to_write_by_the_vector():
-    """Each row repeats one word of its own, of which a query sees nothing at rate 1:
-    only the vector tells it."""
+    """Each row repeats a single word. At rate 1 a query does not see it, so that only
+    the vector reveals it."""
     cfg = dataclasses.replace(CFG, initializer_range=0.02, hidden_size=32)
     objective, _ = make_objective("retromae:decoder_rate=1.0", cfg)
     half = make_half("retromae", TOKENIZER, L, rate=0.3)

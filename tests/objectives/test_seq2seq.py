@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Targets alone are learnt, and nothing is told of what comes later."""
+"""Only targets are trained on, and no prediction sees later tokens."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ places = pytest.mark.parametrize("place", IN_ROW)
 
 @places
 def test_the_loss_is_that_of_targets(place):
-    """By hand: the logits everywhere, and the targets' tokens taken from them."""
+    """Compute by hand, from logits everywhere, the loss of the targets' tokens."""
     model, batch = model_of(place), batch_of(place)
     params, cfg = model.params, model.cfg
 
@@ -71,7 +71,7 @@ def test_a_later_token_changes_no_earlier_prediction(place, dtype):
     after = log_p(params, {**batch, "input_ids": ids})
     assert (before[0, :3] == after[0, :3]).all() and (before[1:] == after[1:]).all()
     assert (before[0, 3:5] != after[0, 3:5]).all()
-    # Of a text every token is felt by all of its target, and in a prefix by [CLS].
+    # Every token of the text affects all of its target.
     ids = batch["input_ids"].copy()
     ids[0, 2] = 5 + (ids[0, 2] - 4) % (V - 5)
     after = log_p(params, {**batch, "input_ids": ids})
@@ -84,7 +84,7 @@ def test_the_text_sees_all_of_itself_unless_it_is_causal():
         batch = batch_of(place)
         model = model_of(place)
         ids = batch["input_ids"].copy()
-        ids[0, 3] = 5 + (ids[0, 3] - 4) % (V - 5)  # the last one of the text
+        ids[0, 3] = 5 + (ids[0, 3] - 4) % (V - 5)  # the last token of the text
         run = jax.jit(
             functools.partial(encoder.apply, model.params["encoder"], model.cfg)
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The span head: its loss by hand, padding, rows that do not count, every leaf."""
+"""The span head: its loss by hand, padding, rows of weight 0, all gradients."""
 
 import jax
 import numpy as np
@@ -46,11 +46,11 @@ def test_span():
     assert sums["span_loss"].weight == 2 == objective.weights(batch)["span_loss"]
     for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
         name = jax.tree_util.keystr(path)
-        # A softmax does not feel what is added to all of its logits.
+        # Adding the same number to all logits does not change a softmax.
         if "bias" not in name:
             assert np.abs(leaf).max() > 0, name
 
-    # What padding holds, and how much of it there is, makes no difference.
+    # The ids in padding, and its length, make no difference.
     changed = {**batch, "input_ids": batch["input_ids"] * batch["attention_mask"]}
     (again, _), _ = everything(params, changed)
     assert again["span_loss"].value == sums["span_loss"].value

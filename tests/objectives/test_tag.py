@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The head of tags: what counts in its loss, and what must not."""
+"""The tagging head: which labels count in its loss, and which must not."""
 
 import jax
 import numpy as np
@@ -44,7 +44,7 @@ def test_only_labelled_positions_count():
     counted = weights[:2].sum()
     assert float(sums["tag_loss"].weight) == counted
     assert float(objective.weights(batch)["tag_loss"]) == counted
-    # By hand: the mean of what the classes' head says is near that of guessing.
+    # Before training, the loss is near that of guessing, ln C.
     assert float(sums["tag_loss"].value) / counted == pytest.approx(np.log(C), rel=0.1)
     likely = outputs["probability"]
     assert likely.shape == (B, L) and (likely >= 1 / C).all() and (likely <= 1).all()
@@ -56,7 +56,7 @@ def test_only_labelled_positions_count():
     assert sums2["tag_loss"] == sums["tag_loss"]
     jax.tree.map(np.testing.assert_array_equal, again, grads)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
-    # One that does count does not.
+    # Labels that count do change the loss.
     i, j = np.argwhere(weights[:2] > 0)[0]
     changed = dict(batch, labels=batch["labels"].copy())
     changed["labels"][i, j] = (changed["labels"][i, j] + 1) % C

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tasks learn of a finetuned teacher, and the relations of MiniLM."""
+"""Tasks with a finetuned teacher, and the relations of MiniLM."""
 
 import dataclasses
 import functools
@@ -32,7 +32,7 @@ GOLDEN = np.load(ROOT / "tests/testdata/distil_golden.npz")
 
 
 def make_batch(name):
-    """Make rows of a task; those of retrieve have a query and two passages each."""
+    """Make rows of a task; rows of retrieve have a query and two passages each."""
     draw = np.random.default_rng(0)
     lengths = draw.integers(4, L + 1, B)[:, None]
     real = (np.arange(L) < lengths).astype(np.int32)
@@ -64,7 +64,7 @@ def make_batch(name):
 
 @functools.cache
 def make(name, cfg=CFG, teacher=WIDE):
-    """Return (objective, its student's parameters and the teacher's)."""
+    """Return (objective, parameters of student and teacher)."""
     objective, _ = make_objective(name, cfg, teacher=teacher and Teacher(teacher))
     init = jax.jit(objective.init)
     params = init(jax.random.key(0))
@@ -79,7 +79,8 @@ def values(objective, params, batch):
 
 
 def twin(name, cfg):
-    """Return an objective whose teacher is of its own form, with such parameters."""
+    """Return an objective whose teacher has the student's config, and the student's
+    parameters."""
     objective, params = make(name, cfg, cfg)
     own = {k: v for k, v in params.items() if k != "teacher"}
     return objective, own
@@ -96,7 +97,7 @@ def test_a_task_learns_of_its_labels_and_its_teacher(name):
     alone, bare = make(name, CFG, None)
     assert values(alone, bare, batch)[f"{kind}_loss"] == found[f"{kind}_loss"]
     assert not alone.coefficients and alone.init_teacher is None
-    # What an evaluation answers by is the student's alone.
+    # The outputs of an evaluation are the student's.
     outputs = jax.jit(objective.evaluate)(params, batch)[1]
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=1e-5),
@@ -176,14 +177,14 @@ def test_relations_have_what_a_layer_reads_of_earlier_ones(skip, layer):
 
     layers = own["encoder"]["layers"]
     name = "early" if skip == "unet_skips" else "first"
-    scalars = layers[skip][name].at[layer - 5].add(1.0)  # of this layer alone
+    scalars = layers[skip][name].at[layer - 5].add(1.0)  # only this layer's
     layers = {**layers, skip: {**layers[skip], name: scalars}}
     other = {"encoder": {**own["encoder"], "layers": layers}}
     assert abs(relations(other) - relations(own)) > 1e-5
 
 
 def test_relations_by_the_layers_own_products():
-    """Of the embeddings, which the first layer reads, by hand."""
+    """Compute the first layer's relations by hand, from the embeddings."""
     from bertjax.models.embeddings import embed
 
     objective, params = make("minilm:keys=0,values=0,layer=1,heads=4")
@@ -216,7 +217,7 @@ def test_padding_and_neighbours_count_for_nothing():
         ids = np.where(changed, 7, batch["input_ids"])
         other = values(objective, params, {**batch, "input_ids": ids})
         assert (other == pytest.approx(found, rel=1e-6)) == is_same
-    # A row by itself is what it is beside others in a row.
+    # A sequence alone is the same as packed with others.
     third = number == 3
     alone = {**batch, "attention_mask": third.astype(np.int32)}
     alone["segment_ids"] = np.where(third, 1, 0).astype(np.int32)
@@ -247,7 +248,8 @@ def test_heads_divide_both_widths():
 
 
 def test_it_goes_beside_a_masked_lm():
-    """Whose last layer is computed at predictions alone; it reads what comes before."""
+    """A masked LM computes its last layer only at predictions; minilm reads that
+    layer's input."""
     objective, params = make("mlm+minilm")
     batch = make_batch("minilm")
     batch |= {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the one head of all objectives that predict ids sums up."""
+"""The sums of the token head, which all objectives that predict ids use."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ def test_a_norm_divides_the_loss_and_weights_do_not_count_in_the_accuracy(mb):
     hidden = encoder.apply(params["encoder"], cfg, batch).hidden
     none = np.zeros((B, L), np.int32)
     logits = score_tokens(params, cfg, hidden, none, none.astype("f4"))[1]
-    ids = np.array(logits.argmax(-1), np.int32)  # all right, but for one
+    ids = np.array(logits.argmax(-1), np.int32)  # all right, except one
     ids[0, 2] = (ids[0, 2] + 1) % V
 
     def score(weights, **more):
@@ -62,7 +62,7 @@ def test_the_loss_is_of_capped_logits_in_pieces_too():
         grads[mb], terms[mb] = run(params)
     for name in ("mlm_loss", "mlm_z_loss"):
         np.testing.assert_allclose(*(terms[mb][name].value for mb in terms), rtol=1e-5)
-    # Between the logits' largest and smallest there is 1 at most.
+    # The logits are almost equal, so the loss is near ln V.
     mean = float(terms[0]["mlm_loss"].value / terms[0]["mlm_loss"].weight)
     assert abs(mean - np.log(40_000)) < 1
     for x, y in zip(*map(jax.tree.leaves, grads.values()), strict=True):
