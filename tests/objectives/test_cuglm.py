@@ -105,7 +105,7 @@ cases = pytest.mark.parametrize("packed", [False, True])
 @cases
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_later_token_changes_no_earlier_prediction(packed, causal):
-    """With three layers, bit for bit; the released code leaks from the second one on."""
+    """With three layers, bit for bit; the released code leaks from the second on."""
     batch = rows(packed, causal)
     whole, slots = encode(batch), np.arange(L)
     copies = [slots >= R, slots < R] if causal else [slots >= R]

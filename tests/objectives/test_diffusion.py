@@ -160,8 +160,8 @@ TEXTS = [(5, 6, 7), (8, 8, 8), (7, 5, 5), (6, 8, 5)]
 
 
 def test_the_mean_of_orders_is_a_law(table):
-    """Drawing an order and then the tokens is a distribution: p sums to 1. The loss is a
-    bound of its -log p."""
+    """Drawing an order and then the tokens is a distribution: p sums to 1. The loss is
+    a bound of its -log p."""
     pieces = [v for v in range(V) if v != MASK]
     total = sum(
         np.exp(-orders(table, text)).mean()

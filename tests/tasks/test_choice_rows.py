@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of choices: from tables to batches, from logits to answers, what is refused."""
+"""Rows of choices: from tables to batches, from logits to answers, and refusals."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ RACE = Form(("article", "questions", "options"), "answers", (), 1, ("accuracy",)
 
 
 class Letters:
-    """Ids of letters."""
+    """A tokenizer in which the ids are those of letters."""
 
     vocab_size = 200
 
@@ -64,7 +64,7 @@ def test_layout():
     assert batch["token_type_ids"][0, 2].tolist() == [0, 0, 0, 0, 1, 1]
     assert batch["attention_mask"][1].sum(-1).tolist() == [5, 6, 0]
     assert batch["labels"].tolist() == [2, 1]
-    # Room for more choices: the same, and more padding.
+    # With room for more choices, rows are the same with more padding.
     wide = dataclasses.replace(rows, choices=4)
     wide = wide.gather(np.array([1, 0]), None, SPECIALS)
     assert (wide["input_ids"][:, :3] == batch["input_ids"]).all()
@@ -102,7 +102,7 @@ def test_articles_with_questions():
     assert rows.score({"scores": scores["scores"][:1]}, np.array([1])) == {
         "accuracy": 0
     }
-    del article["answers"]  # as predict reads it
+    del article["answers"]  # as in the input of predict
     told = [*rows.answers(scores, read(RACE, article, labelled=False))]
     assert [(t["label"], t["choice"]) for t in told] == [(0, "x"), (2, "z")]
     assert len(told[0]["scores"]) == 2 and sum(told[0]["scores"]) == pytest.approx(1)

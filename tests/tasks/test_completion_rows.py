@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CoKE's rows: what is asked, packed, walked, and the same whatever the batch."""
+"""CoKE's rows: queries, packing, paths, and independence of the batch."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def all_rows(rows, tokenizer, keys=None):
 
 
 def asked(batch, tokenizer):
-    """Return what is asked of a batch, with the answers: a sequence of pieces each."""
+    """Return the queries of a batch, each as a sequence of pieces with its answer."""
     found = []
     for row, segments in enumerate(batch["segment_ids"]):
         for slot in range(segments.max()):
@@ -66,7 +66,7 @@ def test_both_ends_of_each_triple_are_asked_once(length):
     wanted = [(end, *triple) for triple in triples for end in ("head", "tail")]
     assert sorted(found) == sorted(wanted)
     assert rows.slots == length // 3
-    full = rows.lengths()[:-1]  # the last one ends where the triples do
+    full = rows.lengths()[:-1]  # the last row need not be full
     assert (full / length >= 0.95).all() or length == 3
 
 
@@ -79,7 +79,7 @@ def test_a_row_is_itself_alone_and_in_any_batch():
         alone = rows.gather(example, counter_rng.fold(1, 0, example), tokenizer)
         for name, values in alone.items():
             np.testing.assert_array_equal(values[0], whole[name][i], name)
-    # Read again, they are the same; another order of lines is another graph.
+    # The same file gives the same rows; another order of lines gives another graph.
     again = make_rows(random_lines(), paths=3)[0].plan(48)
     assert again.content_hash == rows.content_hash
     turned = "".join(random_lines().splitlines(keepends=True)[::-1])
@@ -88,7 +88,7 @@ def test_a_row_is_itself_alone_and_in_any_batch():
 
 @pytest.mark.parametrize("answers", [2, 3, 64])
 def test_a_question_is_asked_once_for_so_many_answers(answers):
-    """Every answer is learnt once an epoch; a question weighs as its triples."""
+    """Every answer is trained on once per epoch; a query has its triples' weight."""
     text = random_lines(entities=12, relations=2, n=150)
     rows, tokenizer = make_rows(text, answers=answers)
     rows = rows.plan(24)
@@ -114,7 +114,7 @@ def test_a_question_is_asked_once_for_so_many_answers(answers):
         query: sorted(known) for query, known in right.items()
     }
     assert shares == {q: -(-len(known) // answers) for q, known in right.items()}
-    # What is scored asks of each triple.
+    # Evaluations query each triple.
     assert len(rows.for_scores().plan(24).laid.sides) == 2 * text.count("\n")
 
 
@@ -149,7 +149,7 @@ def test_paths_are_walks_of_the_graph():
                 reached = {t for h, r, t in edges if h in reached and r == relation}
             assert tail in reached
     assert lengths == {1, 2, 3}
-    # Triples are the same in every epoch; where paths lead is drawn anew.
+    # Triples are the same in every epoch; paths are drawn anew.
     first, *others = ([x for x in found if len(x) == 4] for found in drawn)
     assert all(sorted(other) == sorted(first) for other in others)
     assert drawn[0] != drawn[1]
@@ -158,7 +158,7 @@ def test_paths_are_walks_of_the_graph():
 
 
 def test_paths_end_where_nothing_leads_on():
-    #  0 -> 1 -> 2 -> 3, and 3 leads nowhere
+    # The edges are 0 -> 1 -> 2 -> 3.
     triples = np.array([[0, 0, 1], [1, 0, 2], [2, 0, 3]], np.int32)
     walks = Walks.of(triples, 4)
     assert walks.reach(np.arange(4)).tolist() == [2, 2, 1, 0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Content hashes of tasks' rows: a run goes on only while they are as it began.
+"""Content hashes of tasks' rows: a run resumes only if they have not changed.
 
 run.json, sweep.json and checkpoints hold them. Other hashes than these refuse every
 finetuning workdir that there is.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filtered ranks: against pykeen, against a brute force, and where scores are alike."""
+"""Filtered ranks: against pykeen, against brute force, and with equal scores."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,14 +32,15 @@ def counts_of(scores, queries, triples):
 
 
 def test_ranks_are_those_of_pykeen():
-    """tests/testdata/make_ranking_golden.py asked its RankBasedEvaluator, in f32."""
+    """tests/testdata/make_ranking_golden.py computed them with pykeen's
+    RankBasedEvaluator in f32."""
     golden = np.load(GOLDEN)
     held_out = golden["held_out"].astype(np.int32)
     scores = np.concatenate([golden["tail_scores"], golden["head_scores"]])
     sides = np.repeat([TAIL, HEAD], len(held_out))
     queries = Queries(np.concatenate([held_out, held_out]), sides)
     found = counts_of(scores, queries, golden["triples"])
-    assert (found["equal"] > 0).mean() > 0.8  # which is what the rules are about
+    assert (found["equal"] > 0).mean() > 0.8  # the rules differ only for equal scores
     metrics = ranking_scores(found["greater"], found["equal"])
     assert metrics.keys() == {*METRICS}
     for name in METRICS:
@@ -50,7 +51,7 @@ def test_ranks_are_those_of_pykeen():
 
 
 def brute_force(scores, triples, queries):
-    """Compare every entity with the right one, those aside that are right too."""
+    """Compare every entity with the right one, except other right ones."""
     known = {tuple(t) for t in triples.tolist()}
     for row, triple, side in zip(scores, *queries, strict=True):
         greater = equal = 0
@@ -79,7 +80,7 @@ def test_ranks_are_those_of_a_brute_force(entities, relations, n):
     raw = jax.jit(count_above)(scores, queries.answers)
     assert np.all(raw["greater"] >= found["greater"])
     assert np.any(raw["greater"] > found["greater"])
-    # Whatever numbers entities have: a sort that puts ties in order would tell.
+    # Renumbering entities changes nothing; a sort that orders ties would.
     order = draw.permutation(entities)
     renamed = triples.copy()
     renamed[:, [0, 2]] = order[triples[:, [0, 2]]]

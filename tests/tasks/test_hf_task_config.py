@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our keys in config.json of an exported model."""
+"""bertjax's keys in the config.json of an exported model."""
 
 import pytest
 

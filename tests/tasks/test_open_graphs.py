@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs whose entities need not be learnt from: what is kept of them, and read."""
+"""Graphs with entities that are not trained on: what is saved and read of them."""
 
 import json
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ def test_what_is_said_of_entities_is_kept_where_they_may_be_asked_for(is_open):
     facts = json.loads(json.dumps(graph.to_json()))
     again = Graph.from_json(facts, reads_triples, reads_triples, {})
     assert again.describe("Q1") == TEXTS["Q1"]
-    wider = again.with_names(["Q9"], [])  # which reads no triple
+    wider = again.with_names(["Q9"], [])  # reads no triples
     assert wider.entities == ["Q1", "Q2", "Q9"]
     assert wider.describe("Q9").name == ("Lyon" if is_open else "Q9")
 
@@ -42,7 +42,7 @@ def test_a_name_is_that_of_one_entity_though_no_triple_has_it():
     assert graph.entity_id("Oslo", "-") == "Oslo"
     assert graph.relation_id("lies in", "-") == "P1"
     assert graph.relation("lies in", "-") == 0
-    # A relation's name is no entity's.
+    # The name of a relation does not name an entity.
     assert graph.entity_id("lies in", "-") == "lies in"
     with pytest.raises(UserError, match=r"x:1: 2 entities .* 'Paris'.* \(Q1, Q8\)"):
         graph.entity_id("Paris", "x:1")
@@ -70,7 +70,7 @@ def test_triples_with_names_are_those_of_the_ids(tmp_path, is_open):
 
 
 def test_held_out_triples_may_have_names():
-    """They are those of the entities, and add none of their own."""
+    """The names stand for the entities that have them, and add no entities."""
     train = parse_triples("Q1\tP1\tQ2\n", "train.tsv")
     texts = TEXTS | {"P1": Described("lies in")}
     others = parse_triples("Paris\tlies in\tOslo\nLyon\tP1\tQ2\n", "dev.tsv")

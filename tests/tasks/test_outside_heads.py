@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heads from outside the package (tests/lab) that learn from labelled rows."""
+"""Heads from outside the package (tests/lab) that learn from labeled rows."""
 
 import dataclasses
 import json
@@ -25,7 +25,7 @@ WORDS = {"no": ["wrong", "slow"], "so": ["some", "other"], "yes": ["clear", "fas
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    """24 rows whose words tell which of three labels they have."""
+    """Write 24 rows whose words determine which of three labels they have."""
     draw = np.random.default_rng(0)
     rows = [f"{' '.join(draw.choice(WORDS[x], 5))}\t{x}" for x in [*WORDS] * 8]
     file = tmp_path_factory.mktemp("tables") / "rows.tsv"
@@ -48,7 +48,7 @@ def wanted(table, vocabulary):
 
 @pytest.fixture(scope="module")
 def finetuned(command, wanted, tmp_path_factory):
-    """The workdir of a run with the focal loss, and what it said."""
+    """Return the workdir of a run with the focal loss, and its messages."""
     path = tmp_path_factory.mktemp("finetuned") / "run"
     env = {"PYTHONPATH": str(ROOT / "tests")}
     done = succeeded(command("train", *wanted, f"--workdir={path}", env=env))
@@ -56,7 +56,7 @@ def finetuned(command, wanted, tmp_path_factory):
 
 
 def test_it_learns_the_rows_of_its_task(finetuned):
-    """As many classes as there are labels, and the metrics of classes."""
+    """It has one class per label, and the metrics of classification."""
     path, said = finetuned
     assert "3 labels: no, so, yes" in said
     last = read_rows(path)[-1]
@@ -128,7 +128,7 @@ def test_the_page_names_what_outputs_return():
     told = re.findall(r"^\| `(\w+)` \|[^|]*\|([^|]*)\|[^|]*\|$", page, re.MULTILINE)
     told = {kind: tuple(re.findall(r"`(\w+)`", names)) for kind, names in told}
     types = {name: load_task_type(name).outputs for name in task_type_names()}
-    # No head of its own: it sees the choices of a row as rows.
+    # The page lists all types with the outputs that they need.
     assert told == types
 
 

@@ -21,7 +21,7 @@ ORDER = "bad,fair,good"
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    """24 rows whose words tell which of three levels they have."""
+    """Write 24 rows whose words determine which of three levels they have."""
     draw = np.random.default_rng(0)
     rows = [f"{level}\t{' '.join(draw.choice(WORDS[level], 5))}" for level in WORDS]
     file = tmp_path_factory.mktemp("tables") / "rows.tsv"
@@ -40,7 +40,7 @@ def arguments(table, vocabulary):
 
 @pytest.fixture(scope="module")
 def finetuned(command, arguments, tmp_path_factory):
-    """The workdir of a run."""
+    """Return the workdir of a run."""
     path = tmp_path_factory.mktemp("finetuned") / "run"
     env = {"PYTHONPATH": str(ROOT / "tests")}
     succeeded(command("train", *arguments, f"--workdir={path}", env=env))
@@ -53,7 +53,7 @@ def test_it_is_trained_and_scored_by_its_own_metric(finetuned):
     params = restore_params(finetuned / "checkpoints/30")
     assert params["ordinal"]["kernel"].shape == (32, 2)  # three levels
     config = json.loads((finetuned / "config.json").read_text())
-    assert config["task"]["label"] == "level"  # the type's column
+    assert config["task"]["label"] == "level"  # the type's default column
 
 
 def test_the_commands_evaluate_and_answer(finetuned, table, tmp_path, capsys):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From config keys to rows: what task types know, and keys without effect."""
+"""From config keys to rows: task types, and keys without effect."""
 
 import pytest
 
@@ -123,7 +123,7 @@ def test_columns_that_need_not_be_given(given, objective, columns, train):
 
 
 def test_every_named_task_passes(vocabulary):
-    """What it says goes with its objective, whatever config takes its name."""
+    """A named task fits its objective, in any config that names it."""
     for name, task in TASKS.items():
         assert {*task.metrics} <= {*load_task_type(task.objective).metrics}
         args = [

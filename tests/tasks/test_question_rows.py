@@ -25,7 +25,7 @@ FORM = Form(("question", "context"), "answers", (), 1, ("exact", "f1", "cmrc_f1"
 
 
 def squad(*asked):
-    """Write SQuAD's JSON of (id, answer or None) about CONTEXT."""
+    """Return SQuAD's JSON with questions (id, answer or None) about CONTEXT."""
     qas = [
         {
             "id": name,
@@ -44,7 +44,7 @@ def tokenizer(vocabulary):
 
 
 def gold_logits(rows, length):
-    """Say what the labels say, and of a row without an answer its first token."""
+    """Make logits for the labels; without an answer, for the row's first token."""
     starts, ends = np.full((2, rows.n, length), -10.0, np.float32)
     each = np.arange(rows.n)
     starts[each, rows.windows.start_positions] = 10
@@ -80,7 +80,7 @@ def test_questions_without_answers(tokenizer):
 
 
 def test_a_question_counts_when_all_its_rows_are_there(tokenizer):
-    """As where an evaluation takes a part of the rows."""
+    """An evaluation may use only a part of the rows."""
     read = parse_text(squad(("a", "reads"), ("b", "reads")), "f")
     rows = make_question_rows(read, FORM, tokenizer, True).plan(96)
     said = gold_logits(rows, 96)
@@ -173,7 +173,7 @@ def test_the_ids_of_lines_are_free_ones():
 
 
 def test_questions_of_which_no_answer_is_said(tokenizer):
-    """As in a test set: fine for predictions, nothing to learn or to score."""
+    """Such questions (of a test set) can be answered, but not trained on or scored."""
     whole = json.loads(squad(("a", "reads"), ("b", "a file")))
     del whole["data"][0]["paragraphs"][0]["qas"][1]["answers"]
     read = parse_text(json.dumps(whole), "f.json")
@@ -185,7 +185,8 @@ def test_questions_of_which_no_answer_is_said(tokenizer):
 
 
 def test_a_part_of_the_rows_has_the_same_scores(tokenizer):
-    """Where all that are evaluated have answers, and where none is there whole."""
+    """It has the same scores even if all its questions have answers; they are NaN if no
+    question is complete."""
     read = parse_text(squad(("a", "reads"), ("b", None), ("c", "reads")), "f")
     rows = make_question_rows(read, FORM, tokenizer, True).plan(80)
     said = gold_logits(rows, 80)
@@ -198,7 +199,7 @@ def test_a_part_of_the_rows_has_the_same_scores(tokenizer):
 
 
 def test_limits(tokenizer):
-    """They are the layout's and the answers', and the usual ones change no hash."""
+    """Limits apply to the layout and to answers; the defaults do not change hashes."""
     read = parse_text(squad(("a", "a file with statements"), ("b", "reads")), "f")
     rows, few = (
         make_question_rows(read, FORM._replace(limits=limits), tokenizer, True)

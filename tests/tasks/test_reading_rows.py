@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of reading: places of answers, layout, scores of the best passages, indexes."""
+"""Rows of reading: spans of answers, layout, scores of the best passages, indexes."""
 
 import json
 from types import SimpleNamespace
@@ -37,7 +37,7 @@ FORM = Form(
 
 
 class Words:
-    """Ids of words: 10 and the length."""
+    """A tokenizer in which a word's id is 10 plus its length."""
 
     vocab_size = 50
 
@@ -72,7 +72,8 @@ def make(rows=ASKED, form=FORM, labelled=True):
 
 def test_layout_and_places():
     rows = make().plan(12)
-    # Four pieces of a question, three special ones, five of the longest passage.
+    # Four pieces of the question, three special tokens, five pieces of the longest
+    # passage.
     assert rows.n == 2 and rows.length == 12 and rows.lengths().tolist() == [12, 9]
     batch = rows.gather(np.array([0, 1]), None, SPECIALS)
     assert batch["input_ids"][0].tolist() == [
@@ -84,7 +85,7 @@ def test_layout_and_places():
     assert batch["passage_ends"].tolist() == [[11, 11], [8, 0]]
     assert batch["passage_weights"].tolist() == [[1, 1], [1, 0]]
     assert batch["passage_scores"].tolist() == [[2, 1.5], [2, 0]]
-    # Any case, whole words: not in Romeo.
+    # In any case, but only whole words: not in Romeo.
     assert batch["span_starts"][0, :, :3].tolist() == [[-1] * 3, [6, 8, -1]]
     assert batch["span_starts"][1, :, 0].tolist() == [3, -1]
     assert not batch["attention_mask"][1, 2].any()
@@ -92,7 +93,7 @@ def test_layout_and_places():
     assert counts == {"answer in a passage": 2, "in the first": 1, "in none": 0} or (
         counts == {"answer in a passage": 2, "in the first": 1}
     )
-    # What is cut off is no answer.
+    # An answer that is cut off does not count.
     short = rows.plan(9).gather(np.array([0, 1]), None, SPECIALS)
     assert short["span_starts"][0, 1, :3].tolist() == [6, -1, -1]
 
@@ -119,7 +120,7 @@ def test_answers_in_scripts_without_spaces(text, answers, found):
 
 
 def outputs_of(rows, best, priors):
-    """Make outputs whose best span of each passage is (first, last)."""
+    """Make outputs with the given best span (first, last) of each passage."""
     k = len(best[0])
     logits = np.full((2, len(best), k, rows.length), -20.0)
     for i, passages in enumerate(best):
@@ -132,8 +133,8 @@ def outputs_of(rows, best, priors):
 
 def test_scores_and_answers():
     rows = make().for_scores().plan(12)
-    assert rows.choices == 3  # no more passages than there are
-    # The right one is in the second passage, which the retriever thinks less of.
+    assert rows.choices == 3  # no more passages than a question has
+    # The right answer is in the second passage, which has a lower score.
     said = outputs_of(rows, [[(6, 6), (8, 8)], [(3, 3), None]], [[-0.2, -1.7], [0, -9]])
     said["start_logits"][0, 0, 6] = -3.0
     scores = rows.score(said, np.arange(2))
@@ -173,7 +174,7 @@ def test_a_mixture_has_rows_of_one_length():
         for rows in plans.values()
     }
     assert shapes == {(1, 3, 12)}
-    # What is said of batches is true of their rows, whatever data.length is.
+    # Batches report the shape of their rows, whatever data.length is.
     features = Features(Settings(config, None, None, length=128))
     mixed = make_mixture({name: rows.n for name, rows in plans.items()})
     made = Batches((*plans.values(),), mixed, features, SPECIALS, 4, 0)
@@ -202,7 +203,7 @@ def test_what_is_refused(change, words):
 
 @pytest.fixture
 def folder(tmp_path):
-    """An index of PARIS and ROME."""
+    """Write an index of PARIS and ROME."""
     path = tmp_path / "index"
     path.mkdir()
     passages = [Passage(p["id"], p["title"], p["text"]) for p in (PARIS, ROME)]
@@ -226,7 +227,7 @@ def test_an_index(folder):
     other = [ASKED[0] | {"ctxs": [PARIS | {"id": "q"}]}]
     with pytest.raises(UserError, match=r"the passage 'q' is not one of task\.index="):
         make(other, FORM._replace(index=str(folder)))
-    # The rows' hash, which run.json keeps, is that of the index too.
+    # The rows' hash, which run.json stores, depends on the index.
     before = rows.content_hash
     assert before != make().plan(12).content_hash
     np.save(folder / passage_index.VECTORS, np.float32([[1, 0], [0, 2]]))
@@ -321,7 +322,7 @@ def test_passages_without_an_id_have_one_that_no_other_file_has(tmp_path):
     ],
 )
 def test_questions_without_passages(text, known):
-    """What a reader is asked without an index."""
+    """A reader without an index refuses such questions."""
     columns = FORM.keys(labelled=False, flags=True)
     with pytest.raises(UserError) as e:
         parse_found(text, "q.txt", columns)
@@ -334,7 +335,7 @@ def test_questions_without_passages(text, known):
 
 
 def test_questions_that_have_no_answer(tmp_path):
-    """Which SQuAD 2.0 has: predict --index writes them with an empty list."""
+    """SQuAD 2.0 has such questions; predict --index writes them with an empty list."""
     rows, said = [{**ASKED[0], "answers": []}, *ASKED], []
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (file := tmp_path / "t.jsonl").write_text(text)
@@ -360,7 +361,7 @@ def test_questions():
     assert kept == [{"question": "who?", "answers": ["I"], "x": 1}]
     with pytest.raises(UserError, match=r"q\.jsonl:1: is not a JSON object"):
         parse_questions("[1, 2]\n", "q.jsonl")
-    # DPR's and FiD's files are one list.
+    # The files of DPR and FiD are single lists.
     listed = json.dumps(ASKED, indent=1)
     assert parse_questions(listed, "-") == ASKED == parse_questions(listed, "q.json")
     columns = FORM.keys()
@@ -374,7 +375,7 @@ def test_questions():
     assert row == {"id": "1", "question": "what?", "answers": ["b"]}
     (row,) = parse_questions(json.dumps(squad), "q")
     assert row["id"] == "1"
-    # Tables are no questions a line: answers would be asked for with them.
+    # A table is not read as one question per line, which would include the answers.
     table = "question\tanswers\nwho?\tI\n"
     assert parse_questions(table, "q.tsv") == [{"question": "who?", "answers": "I"}]
     with pytest.raises(UserError, match=r"q\.csv: question='question' is unknown"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of texts and regions: what files say, what a row holds, who is paired."""
+"""Rows of texts and regions: files, the arrays of a row, pairs."""
 
 import re
 from types import SimpleNamespace
@@ -37,7 +37,7 @@ def test_objects_are_features_boxes_and_classes(tmp_path):
     assert rows.form.labels == ("Blue/square", "Red/circle")
     batch = gather(rows, [0])
     assert batch["input_ids"][0].tolist()[:6] == [2, 10, 11, 13, 3, 0]
-    # Blue, Red, circle, square, size; three scenes side by side.
+    # The features are Blue, Red, circle, square, size; three scenes are side by side.
     np.testing.assert_allclose(
         batch["region_features"][0],
         [[0, 1, 1, 0, 0.2], [1, 0, 0, 1, 1], [0, 1, 1, 0, 0.2], [0] * 5],
@@ -72,7 +72,7 @@ def test_objects_are_features_boxes_and_classes(tmp_path):
 )
 def test_objects_that_are_none(tmp_path, scenes, message):
     rows = [*make_rows(1), {"sentence": "it is", "scenes": scenes}]
-    if isinstance(scenes, str):  # the first row says what the others are
+    if isinstance(scenes, str):  # the first row decides what the others must be
         rows[1]["scenes"] = {"name": scenes}
         message = message.replace("'a circle'", "name")
     with pytest.raises(UserError, match=message):
@@ -115,7 +115,7 @@ def test_files_are_read_and_those_that_lack_are_counted(tmp_path):
     assert "region_classes" not in batch
     wanted = {"regions": 2, "masked": 1, "features": 5, "classes": 0} | ALL
     assert head_options(config.task, ()) == wanted
-    # What a file holds decides, and not where it lies.
+    # The hash depends on a file's contents, not on when it was written.
     before = rows.plan(12).content_hash
     write_image(tmp_path / "one.npz", 3)
     again = read(tmp_path / "rows.jsonl", **keys)[1].plan(12)
@@ -134,7 +134,7 @@ def test_classes_of_files(tmp_path, soft):
     found = gather(read(table, **keys)[1], [0])["region_classes"][0]
     assert found.dtype == (np.float32 if soft else np.int32)
     assert (found[:2] == classes).all() and not found[2].any()
-    write_image(tmp_path / "a.npz", 2)  # which answers never use
+    write_image(tmp_path / "a.npz", 2)  # without classes, which answers do not use
     assert "region_classes" not in gather(read(table, labelled=False, **keys)[1], [0])
 
 
@@ -210,14 +210,14 @@ def test_kinds_and_pairs_are_drawn_by_the_row(table):
     is_pair = batch["region_task"] == PAIRS
     is_other = batch["alignment_labels"] == OTHER
     assert (batch["alignment_weights"] == is_pair).all()
-    # Only pairs are of two rows, half of them, and then of another row's image.
+    # Only pairs may have another row's image, and half of them do.
     assert not is_other[~is_pair].any()
     assert abs(is_other[is_pair].mean() - 0.5) < 0.05
     own = gather(rows, example)
     assert (own["region_task"] == PAIRS).all() and not own["alignment_labels"].any()
     same = (batch["region_boxes"] == own["region_boxes"]).all(axis=(1, 2))
     assert (same == ~is_other).all()
-    # A row by itself is the same.
+    # A row alone is the same.
     alone = gather(rows, example[70:71], KEYS[70:71])
     assert all((alone[name][0] == batch[name][70]).all() for name in batch)
 
@@ -248,7 +248,7 @@ def test_a_column_says_what_is_true(tmp_path):
     scored = rows.for_scores()
     kinds = gather(scored, np.arange(scored.n), KEYS[: scored.n])["region_task"]
     assert np.bincount(kinds).tolist() == [14, 14, 40]
-    # Without pairs, rows that are not true have nothing to learn, and no score.
+    # Without pairs, rows with an untrue text are neither trained on nor scored.
     _, rows = read(table, label="label", region_mixture="words=1")
     assert not gather(rows, example, KEYS[:3000])["alignment_weights"].any()
     assert rows.for_scores().n == 14
@@ -290,7 +290,7 @@ def test_scores_of_groups_of_words(table):
 
 
 def test_a_word_of_byte_bpe_counts_within_texts_and_where_they_begin():
-    """Only those at the beginning of a text did."""
+    """Once only words at the beginning of a text counted."""
     ids = {" one": [7], "one": [8], " two": [9], "two": [5, 6], "on": [10]}
     tokenizer = SimpleNamespace(
         vocab_size=12, unk_id=1, joins_with_space=True,

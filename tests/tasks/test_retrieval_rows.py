@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collections from files, and the rows made of them."""
+"""Collections from files, and the rows made from them."""
 
 import gzip
 import json
@@ -84,7 +84,7 @@ def test_what_several_files_share_is_one_passage(tmp_path, monkeypatch):
     (alone,), _ = read(tmp_path)
     write(tmp_path, ["q1 b 1"], "qrels/dev.tsv")
     monkeypatch.chdir(tmp_path.parent)
-    folder = tmp_path.name  # the same one by another name
+    folder = tmp_path.name  # another path of the same folder
     (both,), _ = read(f"{tmp_path},{folder}/qrels/dev.tsv")
     assert both.passages == alone.passages and both.queries == ["x", "z", "x", "y"]
     assert both.grades == [*alone.grades, {1: 1}] and both.own == [-1, 2, -1, -1]
@@ -257,7 +257,8 @@ def test_rows_to_train_on(tokenizer, tmp_path):
     keys = counter_rng.fold(0, np.arange(3))
     batch = rows.gather(np.arange(3), keys, tokenizer)
     assert batch["input_ids"].shape == (3, rows.length) and rows.length % 16 == 0
-    # Passages a and c are the same text; queries q0 and q3 too, so they share answers.
+    # Passages a and c have the same text; so have queries q0 and q3, which therefore
+    # share answers.
     assert batch["passage_numbers"].tolist() == [[0, 1], [1, -1], [1, -1]]
     # Passage 2 is query q2 itself, which is not its own negative.
     assert batch["relevant_numbers"].tolist() == [[0, 1], [1, 2], [0, 1]]
@@ -276,7 +277,7 @@ def test_rows_to_train_on(tokenizer, tmp_path):
 
 
 def test_texts_that_are_one_when_they_are_cut(tokenizer, tmp_path):
-    """What answers a query is not its negative, whatever stood behind the cut."""
+    """A passage equal to an answer after the cut is not a negative."""
     file = tmp_path / "pairs.jsonl"
     pairs = ("a list of words", "b c d"), ("a list of names", "b c e"), ("x", "b d")
     lines = [json.dumps({"query": q, "positive": p}) + "\n" for q, p in pairs]
@@ -294,7 +295,7 @@ def test_texts_that_are_one_when_they_are_cut(tokenizer, tmp_path):
 
 
 def test_a_query_that_is_a_passage_too(tokenizer, tmp_path):
-    """It is neither its own negative nor found; where it answers itself it is both."""
+    """It is neither a negative of itself nor found, unless it answers itself."""
     pairs = ("a list", "b"), ("b", "a list"), ("c", "c"), ("c", "b")
     lines = [json.dumps({"query": q, "positive": p}) + "\n" for q, p in pairs]
     for name, part in zip("xy", (lines[:1], lines[1:]), strict=True):
@@ -315,7 +316,7 @@ def test_many_answers_of_one_query_cost_the_others_nothing(
     lines = [json.dumps({"query": q, "positive": p}) + "\n" for q, p in pairs]
     file.write_text("".join(lines))
     rows = make_pairs(read(file)[0], FORM, tokenizer, True).plan(16)
-    assert len(rows.relevant_keys) == 600  # and no table of 301 x 300
+    assert len(rows.relevant_keys) == 600  # not a table of 301 x 300
     found = rows.relevant(np.array([300, 7]))
     assert found[0].tolist() == [*range(300)]
     assert found[1].tolist() == [7, *[-1] * 299] and len([*rows.notes()]) == 1
@@ -350,7 +351,7 @@ def test_a_column_of_negatives_that_is_named_is_there(tmp_path):
 
 
 def test_all_texts_are_searched(tokenizer, tmp_path):
-    """The right vectors find all: each text once, in few rows."""
+    """Rows contain each text once, and the right vectors find all answers."""
     made = make_pairs(read(write(tmp_path))[0], FORM, tokenizer, True)
     rows = made.for_scores().plan(32)
     assert rows.n < 8 and rows.lengths().sum() == made.texts.lengths.sum() + 16
@@ -367,7 +368,7 @@ def test_all_texts_are_searched(tokenizer, tmp_path):
 
 
 def test_weights_of_pieces_that_the_tokenizer_lacks(tokenizer, tmp_path):
-    """A model from elsewhere has some, which fill up its embeddings."""
+    """The padded embeddings of an imported model have such pieces."""
     made = splade.TASK_TYPE.make_rows(read(write(tmp_path))[0], FORM, tokenizer, True)
     rows = made.for_scores().plan(32)
     terms = np.full((rows.n, retrieve.TOGETHER, 2), tokenizer.vocab_size + 3)
@@ -379,13 +380,13 @@ def test_weights_of_pieces_that_the_tokenizer_lacks(tokenizer, tmp_path):
 def test_copies_of_an_answer_are_no_candidates(tokenizer, tmp_path):
     made = rerank.make_rows(read(write(tmp_path))[0], FORM, tokenizer, True)
     rows = made.for_scores().plan(32)
-    # Passage 3 has the text of 0, and both queries "x" what answers either.
+    # Passage 3 has the text of passage 0; both queries "x" share their answers.
     found = {q: {*rows.pairs[rows.pairs[:, 0] == q, 1].tolist()} for q in range(3)}
     assert found == {0: {3, 4, 5, 7}, 1: {3, 4, 6, 7}, 2: {4, 5, 7}}
 
 
 def test_a_copy_of_an_answer_is_no_given_negative(tokenizer):
-    passages = ["a list", "A list", "b", "c"]  # two are one to the tokenizer
+    passages = ["a list", "A list", "b", "c"]  # two have the same tokens
     grades = [{0: 1, 1: 0, 2: 0}]
     collection = Collection(passages, ["q"], grades, [-1])
     form = FORM._replace(drawn=2)
@@ -408,7 +409,7 @@ def test_measures_of_widths_compare_as_the_model_does():
     queries, texts = search.Dense(np.eye(3)[:1]), [[1, 1, 9], [2, 4, 9], [0, 1, 9]]
     collection = Collection([*"abc"], ["q"], [{1: 1}], [-1])
     how = 2, queries, search.Dense(np.float32(texts)), collection
-    assert of_width(*how)["mrr@10"] == 0.5  # cosines 0.71, 0.45, 0
+    assert of_width(*how)["mrr@10"] == 0.5  # the cosines are 0.71, 0.45, 0
     assert of_width(*how, dot=True)["mrr@10"] == 1
 
 

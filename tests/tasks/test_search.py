@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact search among vectors of each kind, in few bytes too, and its scores."""
+"""Exact search among vectors of each kind, compressed vectors, and metrics."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from bertjax.tasks.search import Binary, Dense, Int8, MultiVectors, Sparse
 
 
 def brute_force(scores, leave, k):
-    """Order every passage by score, then by number: lists of i64."""
+    """Rank all passages by score, then by number."""
     out = []
     for row, left in zip(np.nan_to_num(scores, nan=-np.inf), leave, strict=True):
         order = sorted(range(len(row)), key=lambda p: (-row[p], p))
@@ -20,7 +20,7 @@ def brute_force(scores, leave, k):
 
 
 def found_of(numbers):
-    """Leave out what is none."""
+    """Leave out the padding, -1."""
     return [row[row >= 0].tolist() for row in numbers]
 
 
@@ -30,7 +30,7 @@ def test_dense_is_exact_and_ties_go_to_the_first(monkeypatch, tile):
     queries = draw.integers(-2, 3, (40, 4)).astype(np.float32)
     passages = draw.integers(-2, 3, (90, 4)).astype(np.float32)
     leave = draw.integers(-1, 90, 40)
-    passages[17] = np.nan  # what is not a number is never found
+    passages[17] = np.nan  # passages with NaN are never found
     monkeypatch.setattr(search, "SCORES", tile)
     numbers, scores = Dense(passages).search(Dense(queries), leave, 10)
     products = queries @ passages.T
@@ -63,7 +63,7 @@ def test_sparse_and_many_vectors_are_exact(monkeypatch):
 
 
 def test_equal_scores_of_a_tile_are_not_all_kept(monkeypatch):
-    """Of a query that shares a piece with few passages, as most of SPLADE's do."""
+    """Most SPLADE queries share pieces with few passages; all others score 0."""
     scores = np.zeros((3, 500), np.float32)
     scores[0, [7, 400]], scores[1, 3:20], scores[2, 450] = (1, 2), 1, -1
     sizes, lexsort = [], np.lexsort
@@ -84,7 +84,7 @@ def test_the_largest_weights_make_sparse_vectors():
 
 
 def test_few_bytes_find_nearly_the_same():
-    """Clusters: 8 bits find all but few, signs some, and rescoring most of the rest."""
+    """8 bits find all but few passages, signs find some, and rescoring finds most."""
     draw = np.random.default_rng(2)
     passages = draw.normal(size=(3000, 64)).astype(np.float32)
     passages /= np.linalg.norm(passages, axis=1, keepdims=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows whose passages a step finds are those that have them in the file."""
+"""Rows whose passages a step finds equal rows with the passages in the file."""
 
 from types import SimpleNamespace
 
@@ -58,7 +58,7 @@ def rows_of(form, labelled=True, bare=(), say=print):
 
 
 def test_what_is_written_in_scripts_without_spaces(monkeypatch):
-    """WordPiece writes it with spaces, people without: a right text scored 0."""
+    """WordPiece decodes such text with spaces; right texts then once scored 0."""
     monkeypatch.setattr(MarginalRows, "texts_of", lambda *_: ["巴 黎", "yz", "巴 山"])
     cells = ("abc", ["巴黎"]), ("d", ["yz", "w"]), ("ef", ["巴黎"])
     monkeypatch.setitem(globals(), "ASKED", cells)
@@ -70,7 +70,7 @@ def test_what_is_written_in_scripts_without_spaces(monkeypatch):
 @pytest.mark.parametrize("labelled", [True, False])
 @pytest.mark.parametrize("name", FORMS)
 def test_rows_are_those_with_given_passages(name, labelled, index, monkeypatch):
-    """With questions of no direction the passages are found in their order."""
+    """Questions with zero vectors find the passages in their order."""
     zeros = lambda params, cfg, batch, finder, rng: jnp.zeros((3, 4))  # noqa: E731
     monkeypatch.setattr(find_passages, "question_vectors", zeros)
     plain = rows_of(form_of(name), labelled).plan(24)
@@ -139,7 +139,7 @@ def test_passages_are_cut_to_what_a_row_has_room_for(index):
     assert [*narrow.notes()][1].startswith(cut)
     with pytest.raises(UserError, match=r"data\.length=10 is too short: rows need 11"):
         rows.plan(10)
-    # Where a target is to be written, there is as much room for it.
+    # Rows without a target have as much room for one.
     asked = rows_of(form_of("prefix", index=index), labelled=False).plan(12)
     assert asked.candidates == narrow.candidates and (asked.lengths() == 8).all()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of texts and their targets: layout, truncation, what is refused."""
+"""Rows of texts and their targets: layout, truncation, scores, refusals."""
 
 import math
 from string import ascii_lowercase
@@ -20,7 +20,7 @@ FORM = Form(("text",), "target", (), 1, ("perplexity",), targets=Targets(3))
 
 
 class Letters:
-    """Ids of letters: a is 5, and what is none is unknown."""
+    """A tokenizer of letters: a is 5; other characters are unknown."""
 
     vocab_size, lower_case, unk_id, kind = 200, True, 4, "ids"
     pieces = tuple(map(str, range(vocab_size)))
@@ -92,7 +92,7 @@ def test_a_decoder_has_a_side_of_its_own(bare):
     assert "attention_steps" not in batch
     lines = dict(rows.tell({k: v[1] for k, v in batch.items()}, 1, Letters()))
     assert lines["target"] == "1 5 6 7 2"[2 * bare :]
-    # What is to be answered: the decoder's first token alone.
+    # Rows to answer have only the decoder's first token.
     asked = batch_of(made(("cde",), form=form, labelled=False).plan(6))
     start = 0 if bare else 2
     assert asked["decoder_input_ids"].tolist() == [[start]]
@@ -109,7 +109,7 @@ def test_two_texts():
 
 
 def test_the_text_is_cut_and_the_target_kept():
-    """A text has 10 - (3 + 1) tokens, whatever its target."""
+    """A text keeps 10 - (3 + 1) tokens with any target."""
     rows = made(("abcdefgh", "xyz"), ("abcdefgh", "x"), ("ab", "vwxyz")).plan(10)
     batch = batch_of(rows)
     assert batch["input_ids"].tolist() == [
@@ -126,7 +126,7 @@ def test_the_text_is_cut_and_the_target_kept():
 
 
 def test_what_is_answered_is_read_as_what_is_learnt():
-    """Without a target, and in a row that is as short as it can be."""
+    """A text without a target is the same, in a row as short as possible."""
     from dataclasses import replace
 
     learnt = made(("abcdefgh", "xyz")).plan(10)
@@ -141,8 +141,8 @@ def test_what_is_answered_is_read_as_what_is_learnt():
 
 
 def test_written_texts_are_scored_and_answered():
-    """Special tokens, padding of the vocabulary and what stands behind the end are no
-    part of them."""
+    """Special tokens, ids beyond the vocabulary and tokens after the end are left
+    out."""
     form = FORM._replace(metrics=("distinct1", "exact", "perplexity"))
     rows = made(("a", ["b", "cd"]), ("a", "b"), ("a", "b"), form=form).plan(9)
     outputs = {
@@ -176,14 +176,14 @@ def test_of_several_targets_one_is_drawn_an_epoch():
     drawn = [int(batch_of(rows, k)["lm_ids"][0, 0]) for k in key]
     counts = np.bincount(drawn, minlength=10)[[6, 7, 9]]
     assert counts.sum() == 300 and (abs(counts - 100) < 40).all()
-    # The first one is scored; there is room for the longest.
+    # The first target is scored; there is room for the longest.
     scored = rows.for_scores()
     assert {int(batch_of(scored, k)["lm_ids"][0, 0]) for k in key[:9]} == {6}
     assert rows.lengths().tolist() == [7]
 
 
 def test_perplexity_is_over_all_tokens():
-    """Not a mean of rows: 3 tokens of 1.2 nats in all, 2 of 1.3."""
+    """It is not a mean of rows: 3 tokens have 1.2 nats in all, and 2 tokens 1.3."""
     form = FORM._replace(metrics=("perplexity", "accuracy"))
     rows = made(("a", "bc"), ("a", "b"), form=form).plan(9)
     outputs = {"nats": np.float32([1.2, 1.3]), "right": np.float32([3, 1])}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SQuAD's files, windows, and answers out of logits."""
+"""SQuAD's files, windows, and answers from logits."""
 
 import doctest
 import gzip
@@ -38,7 +38,7 @@ def letters(tmp_path_factory):
 
 
 def write(path, paragraphs):
-    """Write {context: [(id, question, [(text, start)])]} as a file of SQuAD."""
+    """Write {context: [(id, question, [(text, start)])]} in SQuAD's format."""
     data = [
         {
             "context": context,
@@ -161,7 +161,7 @@ def test_rows_by_hand(letters):
     assert found.has_answer.tolist() == [False, True, False, False]
     assert found.question.tolist() == [0, 0, 0, 1]
     assert chars_of(found, 1).tolist() == [[4, 5], [6, 7], [8, 9]]
-    # As many pieces on the shorter side: the longer row, then the first.
+    # With equally many pieces on the shorter side, the longer row wins, then the first.
     assert found.max_context.tolist() == [1, 1, 1, 0, 1, 1, 0, 1]
     two = featurize(asked, letters, 9, 2, 2, separators=2)
     ids = two.gather(np.arange(1), 9, letters)["input_ids"][0]
@@ -199,7 +199,7 @@ def test_each_piece_has_its_most_context_in_one_row(letters, sizes, length, stri
         rows = np.flatnonzero(found.question == n)
         chosen = np.isin(where, rows) & found.max_context
         assert sorted(words[chosen]) == list(range(size))
-        # google-research/bert's rule, piece by piece
+        # The rule of google-research/bert, applied to each piece.
         spans = [words[where == r] for r in rows]
         for piece in range(size):
             score = [
@@ -211,7 +211,7 @@ def test_each_piece_has_its_most_context_in_one_row(letters, sizes, length, stri
 
 
 def test_one_long_context_costs_the_other_questions_nothing():
-    short, long = 10**6, 10**6  # questions, and pieces before the last window
+    short, long = 10**6, 10**6  # short questions; pieces before the last window
     of, begin = np.arange(short + 1), np.append(np.zeros(short, np.int64), long)
     found = squad_files._max_context(of, begin, np.full(short + 1, 2))
     assert found.shape == (2 * (short + 1),) and found.all()
@@ -219,7 +219,7 @@ def test_one_long_context_costs_the_other_questions_nothing():
 
 @pytest.mark.parametrize("kind", ["wordpiece", "byte_bpe", "unigram", "bpe"])
 def test_answers_come_back_from_their_pieces(kind):
-    """Words of odd texts to pieces, and by sure logits back to the text."""
+    """Words of odd texts become pieces, and confident logits give the words back."""
     many = [*TEXTS, *(f"{t} {n}" for n in range(30) for t in TEXTS)]
     tokenizer = train_tokenizer(many, kind, 400, lower_case=kind != "byte_bpe")
     asked = Questions(list(TEXTS))
@@ -237,7 +237,8 @@ def test_answers_come_back_from_their_pieces(kind):
     start, end = np.zeros((2, len(found.question), 40), np.float32)
     start[rows, found.start_positions[rows]] = 1
     end[rows, found.end_positions[rows]] = 1
-    # An answer at a border is found only where its start has its most context.
+    # An answer at a border is found only in the row in which its start has the most
+    # context.
     answers = pick_answers(start, end, found, asked)
     wrong = {
         q.answers[0]: answers[q.id].text
@@ -255,7 +256,7 @@ def test_answers_by_brute_force(letters):
     words = ["abcdefg"[i] for i in rng.integers(0, 7, 40)]
     asked = asked_of((" ".join(words), "q", None), ("", "q", None), ("a b", "q", None))
     found = featurize(asked, letters, 16, 5, 3)
-    # Whole numbers, so that many are equal.
+    # Whole numbers, so that many logits are equal.
     shape = 2, len(found.question), 16
     start, end = rng.integers(0, 6, shape).astype(np.float32)
     for top, longest in ((20, 30), (3, 4), (1, 1)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of subgraphs: what is hidden with a masked edge, and who sees whom."""
+"""Rows of subgraphs: edges hidden with the masked one, and attention along edges."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from bertjax.tasks.types.edges import IN, NODE, OUT
 
 
 def edges_of(batch, row, tokenizer):
-    """Read the edges of a row out of who sees whom: the masked one first."""
+    """Return the edges of a row, read from its attention; the masked one is first."""
     sees, types = batch["attention_edges"][row], batch["token_type_ids"][row]
     ids, real = batch["input_ids"][row], batch["attention_mask"][row] > 0
     np.testing.assert_array_equal(sees[real][:, real], sees[real][:, real].T)

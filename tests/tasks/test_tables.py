@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables: what is read out of them, and the one line that each broken one gets."""
+"""Tables: the rows that are read, and the one-line error for each broken table."""
 
 import csv
 import gzip
@@ -50,12 +50,12 @@ REVIEWS = [("good fun", "pos"), ("no fun", "neg"), ("fun", "pos"), ("dull", "neg
 @pytest.mark.parametrize(
     ("first", "others", "columns", "named"),
     [
-        # Numbers but in the first row, in a column that is read and in another one.
+        # A word above numbers, in a column that is read or in another one.
         (("sentence", "label"), [("a b", "0")] * 3, BY_NUMBER, "sentence label"),
         (("review body", "stars", "i"), [("a b", "pos", "7")] * 3, BY_NUMBER, ""),
-        # A label that is there once, where others are there again and again.
+        # A label that occurs once, while others repeat.
         (("Review", "Verdict"), REVIEWS, BY_NUMBER, "Review Verdict"),
-        # To predict there is no label, but names that many tables have.
+        # Without labels, as for predict: usual names of columns.
         (("sentence", "label"), REVIEWS[:1], {"--columns: TEXT": "1"}, "sentence"),
         (("review_body",), [("good fun",)], {"--columns: TEXT": "1"}, "review_body"),
         (("premise", "hypothesis"), [("a b", "b a")],
@@ -66,7 +66,7 @@ def test_a_header_that_is_read_as_a_row_is_said(first, others, columns, named):
     said = []
     text = "\n".join("\t".join(row) for row in [first, *others])
     found = rows(text, columns=columns, say=said.append)
-    assert len(found) == len(others) + 1  # it is a guess, and no more is done
+    assert len(found) == len(others) + 1  # it is only a guess: the line is kept
     (line,) = said
     assert line.startswith("t:1: ") and " | ".join(first) in line
     keys = [key.partition(":")[0] for key in columns]
@@ -80,7 +80,7 @@ def test_a_header_that_is_read_as_a_row_is_said(first, others, columns, named):
     said.clear()
     table = "\n".join(map("\t".join, [first, *others]))
     rows(table, columns=dict(zip(columns, first, strict=False)), say=said.append)
-    assert not said  # by name there is nothing to guess
+    assert not said  # columns given by name need no guess
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tagged sentences: how they are read, parted into rows, labelled, joined, refused."""
+"""Tagged sentences: how they are read, split into rows, labeled, joined, refused."""
 
 import importlib.resources
 import json
@@ -32,7 +32,7 @@ SENTENCES = st.lists(
 
 
 class Letters:
-    """Ids of letters; what is no letter has no piece."""
+    """A tokenizer of letters; other characters have no piece."""
 
     vocab_size, unk_id, joins_with_space = 200, 3, False
 
@@ -165,7 +165,7 @@ def test_first_pieces_by_hand(tmp_path):
 
 @given(SENTENCES, st.integers(3, 14))
 def test_parted_and_joined(tmp_path_factory, drawn, length):
-    """Rows hold every word once and in order; what they say comes back by sentence."""
+    """Rows contain every word once and in order; outputs are joined by sentence."""
     assume(any(word for sentence in drawn for word, _ in sentence))
     drawn = [([w for w, _ in s], [t for _, t in s]) for s in drawn]
     rows, read = made(tmp_path_factory.mktemp("t"), drawn, length)
@@ -176,7 +176,7 @@ def test_parted_and_joined(tmp_path_factory, drawn, length):
     words = sum(len(w) for w, _ in drawn)
     assert batch["label_weights"].sum() == words == np.diff(rows.rows).sum()
     assert batch["attention_mask"][batch["label_weights"] > 0].all()
-    # What was cut off belongs to words that are longer than a row.
+    # Only words that are longer than a row are cut.
     pieces = sum(max(len(w), 1) for s, _ in drawn for w in s)
     real = sizes.sum() - 2 * rows.n
     assert pieces == real + rows.truncated(every).sum()
@@ -193,12 +193,12 @@ def test_parted_and_joined(tmp_path_factory, drawn, length):
 
 
 def test_entities_of_whole_sentences(tmp_path):
-    """One entity over two rows is one, and half of it is none."""
+    """An entity that spans two rows counts once, and half of it does not count."""
     rows, _ = made(tmp_path, [(["ab", "ab", "b"], ["B-X", "I-X", "O"])], 5)
     assert rows.n == 2 and rows.rows.tolist() == [0, 1, 3]
     gold = rows.gather(np.arange(2), None, SPECIALS)["labels"]
     assert rows.score({"tags": gold}, np.arange(2))["f1"] == 1
-    short = rows.score({"tags": gold[:1]}, np.arange(1))  # not whole: not scored
+    short = rows.score({"tags": gold[:1]}, np.arange(1))  # incomplete: not scored
     assert short.keys() == {*METRICS} and all(map(math.isnan, short.values()))
     assert best.find_best("eval/valid/f1", [(2, short["f1"]), (4, 0.0)]).step == 4
     other = gold.copy()
@@ -269,11 +269,11 @@ def test_tags_of_tfds(monkeypatch):
     assert found.place(1) == f"{name}[0] (word 2)"
 
 
-@pytest.mark.slow  # TensorFlow Datasets writes for ten seconds
+@pytest.mark.slow  # TensorFlow Datasets needs ten seconds to write
 def test_conll2003_as_tensorflow_datasets_makes_it(tmp_path, monkeypatch):
-    """Its own builder, from files of CoNLL's form: features, splits, labels."""
+    """Run its builder on files in CoNLL's format: features, splits, labels."""
     tfds = pytest.importorskip("tensorflow_datasets")
-    # Writing (not reading) needs a back-port that not every installation has.
+    # Writing (not reading) needs a backport that not every installation has.
     monkeypatch.setitem(sys.modules, "importlib_resources", importlib.resources)
     lines = "-DOCSTART- -X- -X- O\n\nAnn NNP B-NP B-PER\nLee NNP I-NP I-PER\n"
     for name in ("train", "valid", "test"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics against scipy, definitions and hand cases."""
+"""Metrics against scipy, their definitions and examples by hand."""
 
 import doctest
 import math
@@ -33,7 +33,7 @@ def test_correlations_agree_with_scipy_and_ties_share_a_rank(pairs):
     else:
         want = 0, 0
     assert (metrics.pearson(a, b), metrics.spearman(a, b)) == pytest.approx(want)
-    # phi is the correlation of the indicators
+    # phi is the correlation of the class indicators.
     if want[0] and len(set(a) | set(b)) == 2:
         assert metrics.matthews(a, b) == pytest.approx(want[0])
 
@@ -47,7 +47,7 @@ def test_what_is_undefined_is_zero():
     assert metrics.pearson(np.array([1, np.nan, 2]), other) == 0.0
     assert metrics.spearman(np.array([1, np.nan, 2]), other) == 0.0
     assert metrics.f1(np.array([0, 0]), np.array([0, 0])) == 0.0
-    # Constant but for rounding, and too small to be squared.
+    # Numbers that are too small to be squared.
     assert metrics.pearson(other * 1e-300, other) == pytest.approx(1)
     with pytest.raises(ValueError, match="differ"):
         metrics.accuracy(np.zeros((2, 1)), np.zeros(2))
@@ -56,7 +56,7 @@ def test_what_is_undefined_is_zero():
 def test_classes():
     said, true = np.array([0, 1, 2, 2, 1, 0]), np.array([0, 2, 2, 2, 1, 1])
     assert metrics.accuracy(said, true) == pytest.approx(4 / 6)
-    # F1 of 0: 2/3, of 1: 1/2, of 2: 4/5
+    # The F1 is 2/3 for class 0, 1/2 for class 1, 4/5 for class 2.
     assert metrics.macro_f1(said, true) == pytest.approx((2 / 3 + 1 / 2 + 4 / 5) / 3)
     # Covariances of the indicators: (4 * 6 - 12) / sqrt((36 - 12) (36 - 14))
     assert metrics.matthews(said, true) == pytest.approx(12 / math.sqrt(24 * 22))
@@ -100,7 +100,7 @@ def test_rankings():
 
 
 def test_measures_of_queries():
-    """A grade of 0 or below is not relevant; what has no grade is not either."""
+    """Passages with a grade of 0 or below, or without a grade, are not relevant."""
     found = search_measures.measure(
         [np.array([3, 7]), np.array([], int)], [{7: 1, 3: 0}, {1: 2}]
     )
@@ -114,7 +114,7 @@ def test_answers_of_version_1():
     found = squad_scores(said, golds)
     assert found["exact"] == 0
     assert found["f1"] == pytest.approx(100 * (1 / 2) / 3)
-    # Nothing is left of "The": equal, but without a word in common.
+    # "The" normalizes to "": equal, but without a common word.
     assert squad_scores({"a": "a!"}, {"a": ["The"]}) == {"exact": 100, "f1": 0}
 
 
@@ -129,7 +129,7 @@ def test_answers_of_version_2():
     assert found["best_f1"] == pytest.approx((third + 200) / 4)
     assert found["best_f1_thresh"] == 0.1
     assert found["best_exact"] == 50 and found["best_exact_thresh"] < 0.1
-    # "the" alone normalises to nothing: there is no answer.
+    # "the" alone normalizes to "": then the right answer is "".
     assert squad_scores({"d": ""}, {"d": ["the"], "b": []})["HasAns_exact"] == 100
 
 
@@ -140,7 +140,7 @@ def test_equal_doubts_change_sides_together():
 
 
 def test_the_best_threshold_scores_what_it_says():
-    """Golds and predictions of which nothing is left are no answers there either."""
+    """The threshold gives the best score, also with texts that normalize to ""."""
     golds = {"a": ["the"], "b": ["dog"], "c": [], "d": []}
     said, doubts = (
         {"a": "cat", "b": "cat", "c": "an", "d": "x"},
@@ -156,7 +156,7 @@ def test_answers_in_chinese():
     golds = {"a": ["《跑跑》"], "b": ["2009年 Apple Inc"], "c": ["x"]}
     said = {"a": "跑跑。", "b": "年Apple"}
     found = cmrc_scores(said, golds)
-    # b: 2 units of 2, of 4; c has no prediction
+    # b has 2 common units, of 2 and of 4; c has no prediction.
     assert found["exact"] == pytest.approx(100 / 3)
     assert found["f1"] == pytest.approx(100 * (1 + 4 / 6) / 3)
     assert cmrc_scores({"a": "，"}, {"a": ["字"]}) == {"exact": 0.0, "f1": 0.0}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scores of written texts, against known ones."""
+"""Metrics of generated texts, against known values."""
 
 import importlib.util
 import math
@@ -17,8 +17,8 @@ RIGHT = [["the cat sat on the mat", "a cat sat"], ["a dog ran home"]]
 def test_bleu_of_known_strings():
     pytest.importorskip("sacrebleu")
     assert text_metrics.bleu(TEXTS[:1], RIGHT[:1]) == pytest.approx(1)
-    # By hand: of 1- to 4-grams 8 of 9, 6 of 7, 4 of 5 and 3 of 3 are right; the texts
-    # have 9 words, and the references that are nearest in length 6 + 4.
+    # By hand: 8 of 9, 6 of 7, 4 of 5 and 3 of 3 of the 1- to 4-grams are right; the
+    # texts have 9 words, and the references nearest in length have 6 + 4.
     precisions = 8 / 9, 6 / 7, 4 / 5, 3 / 3
     hand = math.exp(1 - 10 / 9) * math.prod(precisions) ** 0.25
     assert text_metrics.bleu(TEXTS, RIGHT) == pytest.approx(hand, rel=1e-6)
@@ -30,7 +30,7 @@ def test_bleu_of_known_strings():
 def test_rouge_of_known_strings():
     pytest.importorskip("rouge_score")
     found = text_metrics.rouge(TEXTS, RIGHT)
-    # a dog: 2 of 3 words and 2 of 4; one bigram of 2 and of 3.
+    # For "a dog", 2 words are common, of 3 and of 4; and 1 bigram, of 2 and of 3.
     of_dog = 2 * (2 / 3) * (2 / 4) / (2 / 3 + 2 / 4)
     of_pair = 2 * (1 / 2) * (1 / 3) / (1 / 2 + 1 / 3)
     hand = [(1 + x) / 2 for x in (of_dog, of_pair, of_dog)]
@@ -38,12 +38,13 @@ def test_rouge_of_known_strings():
 
 
 def test_scripts_without_spaces():
-    """Written as WordPiece has it, with spaces, or as people do, it is the same."""
+    """Text with spaces, as WordPiece decodes it, scores the same as without."""
     assert text_metrics.distinct(["巴 黎", "巴黎"], 1) == 2 / 4
     assert text_metrics.distinct(["巴 黎", "巴黎"], 2) == 1 / 2
     said = diversity(["巴 黎 。"], ("巴黎。",))
     assert said["words"] == said["people_words"] == 3
-    # Letters and digits of full width make words as others do; their signs are alone.
+    # Full-width letters and digits form words like others; full-width signs are
+    # separate.
     assert text_metrics.words_of("ＡＢ３！") == ["ＡＢ３", "！"]
     pytest.importorskip("sacrebleu")
     right = [["巴黎是首都。」"]]

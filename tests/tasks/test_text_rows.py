@@ -20,7 +20,7 @@ LISTS = st.lists(st.integers(5, 40), max_size=12)
 
 
 class Letters:
-    """Ids of letters."""
+    """A tokenizer in which the ids are those of letters."""
 
     vocab_size = 200
 
@@ -53,7 +53,8 @@ def test_layout():
 
 @given(LISTS, LISTS, st.integers(5, 20), st.sampled_from([1, 2]))
 def test_the_longer_text_loses_its_end(a, b, length, separators):
-    """As one token after the other, the second text's first where both are as long."""
+    """Compare with removing one token at a time; of equally long texts the second loses
+    its last token first."""
     form = FORM._replace(separators=separators)
     texts = made([a], [b], form=form)
     if length < 4 + separators:
@@ -84,7 +85,7 @@ def test_labels_are_found_and_ordered():
         "10",
     )
     assert read_labels(table(("x", "b"), ("x", " a ")), "label") == ("a", "b")
-    for odd in ("²", "--5", "٣", "9" * 5000):  # no numbers to int(), or too long
+    for odd in ("²", "--5", "٣", "9" * 5000):  # not whole numbers, or too long
         assert {*read_labels(table(("x", "1"), ("x", odd)), "label")} == {"1", odd}
     assert read_labels(table(("x", True), ("x", False)), "label") == ("false", "true")
 
@@ -132,7 +133,7 @@ def test_what_is_refused_of_label_columns():
 
 
 def test_a_column_of_texts_names_what_would_list_its_classes():
-    """--controls, which bertjax.probe does not have, was named beside --control."""
+    """The message for --control once named --controls, which bertjax.probe lacks."""
     cells = table(*(("x", f"a text {i}") for i in range(40)))
     for asking, said in {
         None: "task.label=label: .* or list the classes in task.labels if these",
@@ -149,12 +150,12 @@ def numbered(n, label):
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        # STS-B's scores: few rows of many have the same.
+        # STS-B's scores: many rows, few of which share a score.
         (numbered(2000, lambda i: f"{i % 140 / 28:.3f}"), "objective=regress"),
         (numbered(12, lambda i: f"a sentence {i % 7}"), "'a sentence 0', 'a sentence"),
         (numbered(12, lambda i: f"a sentence {i % 7}"), "task.label=label: 7 labels"),
         (numbered(400, str), "objective=regress"),
-        # Swapped, and each sentence is there three times.
+        # Text and label are swapped, and each sentence occurs three times.
         (table(*((["no", "yes"][i % 2], f"{i // 3} is") for i in range(99))), "33"),
     ],
 )
@@ -165,15 +166,15 @@ def test_labels_that_no_model_could_be_meant_by(rows, said):
     named = FORM._replace(
         columns=("a",), labels=tuple({r.cells["label"] for r in rows})
     )
-    assert find_labels(rows, named) is named  # who lists them means them
+    assert find_labels(rows, named) is named  # listed labels are not questioned
 
 
 @pytest.mark.parametrize(
     ("rows", "classes"),
     [
-        (numbered(6, "intent {}".format), 6),  # one text of each class
+        (numbered(6, "intent {}".format), 6),  # one text per class
         (numbered(40, lambda i: f"{i % 9 / 2}"), 9),  # stars in halves
-        (numbered(40, lambda i: f"{i % 16}.0"), 16),  # whole, as pandas writes them
+        (numbered(40, lambda i: f"{i % 16}.0"), 16),  # whole numbers, as from pandas
         (numbered(600, lambda i: f"class {i % 300}"), 300),
     ],
 )
@@ -207,7 +208,7 @@ def test_content_decides_the_hash():
 
 
 def test_a_column_is_encoded_in_blocks(monkeypatch):
-    # A tokenizer's own lists of a whole column do not fit memory.
+    # The lists that a tokenizer returns for a whole column do not fit in memory.
     monkeypatch.setattr(task_rows, "BLOCK", 4)
     seen = []
 
@@ -229,7 +230,7 @@ def test_a_column_is_encoded_in_blocks(monkeypatch):
 
 
 def test_classes_of_one_name_are_one():
-    """As a model from elsewhere may have them."""
+    """An imported model may have several classes of the same name."""
     rows = SimpleNamespace(form=FORM._replace(labels=("a", "b", "a")))
     logits = {"scores": np.log([[0.3, 0.4, 0.3]])}
     (found,) = Texts.answers(rows, logits, [])

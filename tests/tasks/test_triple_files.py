@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triples and the names of entities, read, counted and refused."""
+"""Files of triples and of names: reading, reports, refusals."""
 
 import gzip
 import json
