@@ -19,20 +19,21 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-# A loaded machine is no failure.
+# No deadlines: a slow machine must not fail a test.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 ROOT = Path(__file__).parents[1]
-# What compiles for seconds, and of whose kind something else stays in `make test`: a
-# test or, for all that need it, a fixture, FILE::NAME.
+# Tests, as FILE::NAME, that compile for seconds while a similar test stays in
+# `make test`. The NAME of a fixture stands for all tests of the file that use it.
 SLOW = frozenset((ROOT / "tests/slow.txt").read_text(encoding="utf-8").splitlines())
 
 
 def knows(flag: bytes) -> bool:
-    """Whether this jaxlib has an XLA flag: one that it does not know ends it.
+    """Return whether this jaxlib knows an XLA flag; an unknown flag ends the process.
 
-    It is a string that ends as C's do; the name of one that is gone may be in a list.
+    Search for the name between NUL bytes, as a C string of its own: a list of removed
+    flags may have it inside a longer string.
     """
     written = b"\0" + flag + b"\0"
     (folder,) = importlib.util.find_spec("jaxlib").submodule_search_locations
@@ -43,18 +44,18 @@ def knows(flag: bytes) -> bool:
     return False
 
 
-# Before jax is imported. Most of the time goes to compiling, so XLA need not try hard.
+# Set before jax is imported. Tests mostly compile, so XLA optimizes little.
 QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 if knows(b"xla_cpu_opt_preset"):
     QUICK += " --xla_cpu_opt_preset=FAST_COMPILE"
-if knows(b"xla_cpu_use_fusion_emitters"):  # of JAX 0.10: three times as fast without
+if knows(b"xla_cpu_use_fusion_emitters"):  # JAX 0.10: without, 3 times as fast
     QUICK += " --xla_cpu_use_fusion_emitters=false"
-ON_GPU = os.environ.get("BERTJAX_TESTS_ON_GPU", "")  # tests/test_on_gpu.py alone
+ON_GPU = os.environ.get("BERTJAX_TESTS_ON_GPU", "")  # for tests/test_on_gpu.py only
 os.environ["JAX_PLATFORMS"] = "cuda,cpu" if ON_GPU else "cpu"
 if not ON_GPU:
     os.environ["XLA_FLAGS"] = f"{QUICK} --xla_force_host_platform_device_count=8"
-# A program that several tests or commands run is compiled once; the workers of
-# pytest-xdist find the folder in their environment.
+# Tests and commands share one compilation cache. The workers of pytest-xdist inherit
+# the folder through the environment.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="compiled-")
     atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], True)
@@ -78,13 +79,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list) -> None:
             item.add_marker(skip)
 
 
-MOST_MAPS = 25_000  # of 65,530 that Linux lets a process have (vm.max_map_count)
+MOST_MAPS = 25_000  # Linux allows a process 65,530 (vm.max_map_count)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def few_programs():
-    """Forget compiled programs before they are too many: each takes some mappings of
-    memory, and a process without one to spare ends without a word."""
+    """Clear jax's caches after a module that left too many compiled programs: each
+    uses memory mappings, and a process that runs out of them dies silently."""
     yield
     maps = Path("/proc/self/maps")
     known = maps.read_bytes().count(b"\n") if maps.exists() else 0
@@ -95,7 +96,7 @@ def few_programs():
 # ---------------------------------------------------------------- a corpus
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Python's own help on its syntax: train.txt, valid.txt, some dozen kB each."""
+    """A directory with train.txt and valid.txt: Python's help topics, dozens of kB."""
     from pydoc_data.topics import topics
 
     folder = tmp_path_factory.mktemp("corpus")
@@ -124,7 +125,7 @@ def vocabulary(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---------------------------------------------------------------- running commands
 @pytest.fixture(scope="session")
 def environment() -> dict[str, str]:
-    """What the commands see: one CPU device, and programs compiled once a session."""
+    """Environment of the commands: one CPU device and the session's compile cache."""
     return {
         **os.environ,
         "XLA_FLAGS": QUICK,
@@ -135,7 +136,7 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture
 def no_listener(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the signals of this process to pytest."""
+    """Keep the code under test from handling signals, which pytest handles."""
     from bertjax.training.signals import StopSignal
 
     monkeypatch.setattr(StopSignal, "install", lambda self: None)
@@ -146,7 +147,7 @@ Pipe = Callable[[str | bytes], None]
 
 @pytest.fixture
 def pipe(monkeypatch: pytest.MonkeyPatch) -> Pipe:
-    """Make what is given the standard input of this process."""
+    """Return a function that makes its argument the standard input of this process."""
 
     def give(content: str | bytes) -> None:
         content = content.encode() if isinstance(content, str) else content
@@ -160,7 +161,7 @@ Command = Callable[..., subprocess.CompletedProcess]
 
 @pytest.fixture(scope="session")
 def fork_server(environment: dict[str, str]) -> Iterator[subprocess.Popen]:
-    """A process that has imported the libraries of every command (fork_server.py)."""
+    """A process with the commands' libraries already imported (fork_server.py)."""
     server = subprocess.Popen(
         [sys.executable, Path(__file__).with_name("fork_server.py")],
         cwd=ROOT,
@@ -181,11 +182,11 @@ def command(
     fork_server: subprocess.Popen,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Command:
-    """Run `python -m bertjax.NAME ARGUMENTS`; the result holds what it said.
+    """Run `python -m bertjax.NAME ARGUMENTS`; return its status and its output.
 
-    It is a fork of a process that has imported the libraries, but a process from the
-    start where `before` stands before it, `fresh` says so, or `env` has variables of
-    jax, which it reads when it is imported.
+    The command runs in a fork of a process that has already imported the libraries. It
+    starts as a new process if `before` (words before the command line) or `fresh` is
+    given, or if `env` has variables of jax, which jax reads when it is imported.
     """
     folder = tmp_path_factory.mktemp("said")
 
@@ -235,7 +236,7 @@ def command(
 def arguments(
     corpus: Path, vocabulary: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> list[str]:
-    """Arguments of a run of 12 steps on the corpus that takes seconds."""
+    """Arguments of a run of 12 steps on the corpus, which takes seconds."""
     return [
         "--config=bert.py:smoke",
         f"--config.data.train={corpus / 'train.txt'}",
@@ -256,21 +257,21 @@ def arguments(
 def trained(
     command: Command, arguments: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """The workdir of that run, finished. Tests copy it before they change it."""
+    """The workdir of the finished run of `arguments`. Tests that change it copy it."""
     workdir = tmp_path_factory.mktemp("trained") / "run"
     succeeded(command("train", *arguments, f"--workdir={workdir}"))
     return workdir
 
 
 def succeeded(result: subprocess.CompletedProcess) -> subprocess.CompletedProcess:
-    """Fail with what a command said unless it ended with status 0."""
+    """Fail with a command's output unless it ended with status 0."""
     said = f"{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
     assert result.returncode == 0, f"status {result.returncode}\n{said}"
     return result
 
 
 def refused(result: subprocess.CompletedProcess, *words: str, status: int = 2) -> None:
-    """Check for the status and one line "error: ..." that holds all `words`."""
+    """Check the status, and that one line "error: ..." contains all `words`."""
     said = result.stdout + result.stderr
     assert result.returncode == status, f"status {result.returncode}\n{said[-4000:]}"
     assert "Traceback" not in said, said[-4000:]
@@ -286,7 +287,7 @@ def read_rows(workdir: Path) -> list[dict[str, Any]]:
 
 
 def timeless(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows without what the clock decides."""
+    """Return rows without the values that depend on the clock."""
     return [
         {k: v for k, v in row.items() if not k.startswith(("perf/", "data/", "hosts/"))}
         for row in rows
@@ -301,7 +302,7 @@ def train_losses(workdir: Path) -> list[float]:
 # ---------------------------------------------------------------- stand-ins
 @pytest.fixture
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory that etils.epath takes for gs://bucket."""
+    """A local directory that etils.epath uses for gs://bucket."""
     from etils.epath import backend, gpath
 
     class Bucket(backend._OsPathBackend):
@@ -327,7 +328,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "bucket"
 
 
-# Options of EncoderConfig: kinds of encoders whose parameters lie differently.
+# Options of EncoderConfig for encoders with different parameter trees.
 ENCODERS = {
     "bert": {},
     "shared": dict(num_hidden_groups=2, embedding_size=8),
@@ -351,10 +352,10 @@ def train_steps(
     teacher: Any = None,
     tables: Any = None,
 ) -> tuple[list[dict[str, Any]], Any]:
-    """Train on batches as train.py does: (rows of metrics, parameters at the end).
+    """Train on batches as train.py does; return (rows of metrics, final parameters).
 
-    freeze: optim.freeze; teacher: another model's parameters, tables: what the
-    objective finds in params["tables"], arrays of numpy.
+    freeze: optim.freeze; teacher: another model's parameters; tables: numpy arrays
+    that the objective finds in params["tables"].
     """
     import jax
 
@@ -418,8 +419,8 @@ def train_steps(
 
 # ---------------------------------------------------------------- a model
 def fetched(function: Callable, **how: Any) -> Callable:
-    """Compile a function whose results are fetched as arrays of numpy, so that what a
-    test does with them compiles nothing; how: keywords of jax.jit."""
+    """Compile a function and return its results as numpy arrays, so that a test that
+    works on them compiles nothing more; how: keywords of jax.jit."""
     import jax
 
     compiled = jax.jit(function, **how)
@@ -427,7 +428,7 @@ def fetched(function: Callable, **how: Any) -> Callable:
 
 
 def tiny_encoder(vocab_size: int, length: int, **own: Any) -> Any:
-    """Make the config of one layer of 16 without dropout, quick to compile."""
+    """Make the config of one layer of width 16, no dropout, which compiles quickly."""
     from bertjax.models.config import EncoderConfig
 
     given = dict(

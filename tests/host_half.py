@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host halves for tests: of a config's keys, without a config file."""
+"""Build host halves (features) for tests from config keys, without a config file."""
 
 from bertjax.assembly import resolve
 from bertjax.config.schema import base
@@ -9,10 +9,10 @@ from bertjax.data.masking.vocab_tables import make_tables
 def make_half(
     needs, tokenizer, length, tables=None, rate=None, rates=(), accumulate=1, **keys,
 ):  # fmt: skip
-    """Make the features of `needs` ("mlm", "nsp", ...); keys: of config.data, and
-    model.id_streams.
+    """Make the features of `needs` ("mlm", "nsp", ...).
 
-    A tokenizer that does not say otherwise has a mask.
+    keys: keys of config.data, and id_streams for model.id_streams. A tokenizer without
+    the attribute has_mask gets has_mask=True.
     """
     if not hasattr(tokenizer, "has_mask"):
         tokenizer.has_mask = True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vocabularies, text and rows that are made up: no file, no library's tokenizer."""
+"""Synthetic vocabularies, text and rows, without files or a library's tokenizer."""
 
 from types import SimpleNamespace
 
@@ -7,10 +7,11 @@ import numpy as np
 
 
 def fake_tokenizer(size, word_starts=None, **own):
-    """Make what masking and host halves read of a tokenizer of so many pieces.
+    """Make a tokenizer of `size` pieces with the attributes that masking and host
+    halves read.
 
-    [PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4, and words of one piece unless
-    word_starts says otherwise; own: what else it has, or has otherwise.
+    [PAD] 0, [UNK] 1, [CLS] 2, [SEP] 3, [MASK] 4; each piece is a word unless
+    word_starts says otherwise; own: further attributes, and those to replace.
     """
     usual = dict(pad_id=0, unk_id=1, cls_id=2, sep_id=3, mask_id=4, has_mask=True)
     usual |= dict(special_ids=np.arange(5), sentence_ends=np.zeros(size, bool))
@@ -20,7 +21,7 @@ def fake_tokenizer(size, word_starts=None, **own):
 
 
 def fake_store(sentences, documents, seed=0, *, size):
-    """Make a store of text of `size` pieces without a library's random generator."""
+    """Make a token store over `size` pieces, without a library's random generator."""
     number = np.arange(sentences, dtype=np.int64) + seed
     offsets = np.cumsum(np.append(0, number * 7919 % 23 + 2))
     tokens = np.arange(offsets[-1], dtype=np.int64) * 48271 % 2147483647 % (size - 5)
@@ -33,8 +34,10 @@ def fake_store(sentences, documents, seed=0, *, size):
 
 
 def random_rows(b, length, seed=0, unknown=0.05, *, size):
-    """Make b rows of random text with every length from 3 up to the full one: their
-    ids and which are real, i32 [b, length]; unknown: the share of [UNK]."""
+    """Make b rows of random text of 3 to `length` tokens.
+
+    Returns their ids and the attention mask, i32 [b, length]; unknown: share of [UNK].
+    """
     rng = np.random.default_rng(seed)
     ids = rng.integers(5, size, (b, length)).astype(np.int32)
     ids[rng.random(ids.shape) < unknown] = 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts and regions for tests: rows of objects, files, a tokenizer of few words."""
+"""Texts and regions for tests: rows with objects, files, a tokenizer of few words."""
 
 import json
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ V = 5 + len(WORDS)
 
 
 class Tokenizer(SimpleNamespace):
-    """A piece a word."""
+    """A tokenizer with one piece per word."""
 
     def encode_batch(self, texts):
         known = {word: 5 + i for i, word in enumerate(WORDS)}
@@ -44,7 +44,7 @@ def make_thing(draw):
 
 
 def make_rows(n=40, seed=0, truth=False):
-    """Return n rows of a text of its own and 1 to 6 objects in two scenes."""
+    """Return n rows, each with its own text and 1 to 6 objects in two scenes."""
     draw = np.random.default_rng(seed)
     rows = []
     for i in range(n):
@@ -62,7 +62,7 @@ def write(path, rows):
 
 
 def write_image(path, regions, width=5, seed=0, **arrays):
-    """Write an npz file of so many regions; arrays: in the place of its own."""
+    """Write an npz file of `regions` regions; arrays replace its own (None: omit)."""
     draw = np.random.default_rng(seed)
     corner = draw.random((regions, 2)) / 2
     own = {
@@ -73,7 +73,7 @@ def write_image(path, regions, width=5, seed=0, **arrays):
 
 
 def make_config(**keys):
-    """Return a config of this objective; keys: of config.task."""
+    """Return a config of the objective `regions`; keys: keys of config.task."""
     config = base()
     config.objective = "regions"
     config.task.update(keys)
@@ -82,7 +82,7 @@ def make_config(**keys):
 
 
 def read(path, said=None, labelled=True, labels=(), **keys):
-    """Return (config, rows) of a file; said: receives what is said."""
+    """Return (config, rows) of a file; said: a list that receives the messages."""
     config = make_config(**keys)
     task_type, form = get_task_type("regions"), prepare_task.make_form(config)
     say = (lambda text: None) if said is None else said.append
@@ -95,7 +95,7 @@ def read(path, said=None, labelled=True, labels=(), **keys):
 
 
 def make_batches(config, rows, length=12, batch_size=16, seed=3, scored=False):
-    """Make the batches of rows, as a run has them or an evaluation."""
+    """Make the batches of rows, as a run or (scored) an evaluation makes them."""
     plan = (rows.for_scores() if scored else rows).plan(length)
     needs, tables = frozenset({"regions", "labels"}), make_tables(TOKENIZER)
     how = config, needs, TOKENIZER, tables, length, config.data.mask_rate

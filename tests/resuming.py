@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that lost their newest checkpoint end as if they had not, bit for bit."""
+"""Check that runs that lost their newest checkpoint resume to the same bits."""
 
 import shutil
 
@@ -16,28 +16,28 @@ def newest(workdir):
 
 
 def parameters(workdir, part="params"):
-    """Return the parameters of the newest checkpoint by their bytes."""
+    """Return the parameters of the newest checkpoint as {path: bytes}."""
     params = restore_params(newest(workdir), part=part)
     leaves = jax.tree_util.tree_leaves_with_path(params)
     return {jax.tree_util.keystr(path): leaf.tobytes() for path, leaf in leaves}
 
 
 def check_same_end(workdir, whole):
-    """Check that a run ended as another one did: its rows, and its parameters."""
+    """Check that two runs have the same metrics and the same final parameters."""
     assert timeless(read_rows(workdir)) == timeless(read_rows(whole))
     assert parameters(workdir) == parameters(whole)
 
 
 def without_last(whole, workdir):
-    """Copy a run as if it was killed before its newest checkpoint was there."""
+    """Copy a run as if it was killed before it wrote its newest checkpoint."""
     shutil.copytree(whole, workdir)
     shutil.rmtree(newest(workdir))
     return workdir
 
 
 def check_resuming(command, arguments, whole, workdir):
-    """Check that the run `whole`, of these arguments, ends the same in `workdir`, where
-    it goes on from the checkpoint before its newest; returns what that said."""
+    """Copy `whole`, a run of these arguments, to `workdir`, resume it there from its
+    last checkpoint but one, and check that it ends as `whole` did; return its log."""
     without_last(whole, workdir)
     said = succeeded(command("train", *arguments, f"--workdir={workdir}")).stderr
     assert f"resuming after step {manifest.steps(whole)[-2]}" in said

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of texts and targets, and models that learn them."""
+"""Rows of texts and targets for sequence-to-sequence tests, and models for them."""
 
 import dataclasses
 import functools
@@ -29,7 +29,7 @@ class Specials:
 
 
 def rows(place="prefix", targets=((5, 9, 6, 7), (8, 8), (9,), (5, 6, 7, 8, 9))):
-    """4 examples of texts and targets of unlike lengths; targets may be None."""
+    """Return 4 examples of texts and targets of various lengths (or targets=None)."""
     draw = np.random.default_rng(0)
     texts = Ragged.of([draw.integers(5, V, n).tolist() for n in (3, 8, 5, 1)])
     form = Form(("a",), "b", (), 1, ("perplexity",), targets=Targets(T, place))
@@ -48,8 +48,8 @@ def config_of(place, cfg=CFG):
 
 
 class Model(NamedTuple):
-    """An objective with parameters; evaluate(params, batch); log_p(params, batch) -> ln
-    p of every target token, f32 [B, T + 1]."""
+    """An objective with its parameters; evaluate(params, batch); log_p(params, batch),
+    which returns ln p of every target token, f32 [B, T + 1]."""
 
     cfg: EncoderConfig
     objective: Any
@@ -60,7 +60,8 @@ class Model(NamedTuple):
 
 @functools.cache
 def model_of(place, cfg=CFG):
-    """Make one whose matrices are larger than they are drawn: what is seen is felt."""
+    """Make a Model with matrices 4 times their initial size, so that each visible token
+    changes the output."""
     objective, cfg = make_objective("seq2seq", config_of(place, cfg))
     params = jax.jit(objective.init)(jax.random.key(0))
     params = jax.tree.map(lambda x: 4 * x if x.ndim > 1 else x, params)

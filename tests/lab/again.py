@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The masked LM once more, under a name of its own: its terms have the same names."""
+"""The masked LM under another name; its terms have the same names as those of mlm."""
 
 import dataclasses
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An objective from outside that hides tokens itself, on the devices.
+"""An objective from outside the package that masks tokens itself, on the devices.
 
-It needs the id of [MASK], those of the pieces that are never hidden, and a key for each
-row in evaluations, which have no rng.
+It needs the id of [MASK], the ids of the pieces that are never masked, and, in
+evaluations, which have no rng, a key per row.
 """
 
 import jax
@@ -17,7 +17,7 @@ SHARE = 0.5
 
 
 def hide(batch, tokens, rng):
-    """Return (input_ids with blanks i32 [B, L], where they are f32 [B, L])."""
+    """Return (input_ids with [MASK] i32 [B, L], weights of the masked f32 [B, L])."""
     ids = batch["input_ids"]
     keys = row_keys(batch, "input_ids")
     if rng is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A way of scoring from outside: how many characters of each line are letters."""
+"""A scorer from outside the package: counts the letters of each line."""
 
 from bertjax.scoring.lines import read_lines
 from bertjax.scoring.scorer import Scores

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An objective from outside whose loss, `contrast`, does not say so by its name.
+"""An objective from outside whose loss is called `contrast`, without the word loss.
 
-The halves of a row resemble each other more than those of other rows do, with a
-temperature that is learnt (as CLIP has it; Radford et al. 2021, section 2.3).
+The two halves of a row must be more similar to each other than to the halves of other
+rows; the temperature is learned (as in CLIP; Radford et al. 2021, section 2.3).
 """
 
 import jax.numpy as jnp

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host half whose rows hold their text twice, and weigh the row as a whole."""
+"""A host half whose rows contain their text twice, with one weight per row."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ TEXT = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class Copies(Features):
-    """Half of a row is planned; the first token of text is predicted."""
+    """Plan text for half of a row, repeat it, and predict its first token."""
 
     @property
     def raw(self):

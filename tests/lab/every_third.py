@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A masker that the package does not have: every third token of text becomes [MASK]."""
+"""A masker from outside the package: every third token of text becomes [MASK]."""
 
 import numpy as np
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The focal loss (Lin et al. 2017, equation 4) of rows that have classes."""
+"""A head from outside: classification with the focal loss (Lin et al. 2017, eq. 4)."""
 
 import functools
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A task type from outside: texts with one of several levels that have an order.
+"""A task type from outside the package: texts, each with one of several ordered levels.
 
 Its columns are `remark` and `level` unless task.* names others, its head is
-lab.ordinal, its metric how many levels an answer is off.
+lab.ordinal, and its metric is by how many levels an answer is off on average.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from bertjax.tasks.task_type import TaskType
 
 @dataclass(frozen=True, eq=False)
 class Levels(text_rows.Texts):
-    """Rows whose batches say of each level but the last whether the text is above."""
+    """Rows whose batches have `above`, f32 [B, levels - 1]: is it above level k?"""
 
     def gather(self, example, keys, specials):
         batch = super().gather(example, keys, specials)

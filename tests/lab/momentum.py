@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An optimizer from outside: gradients with momentum, and decoupled decay."""
+"""An optimizer from outside the package: momentum and decoupled weight decay."""
 
 import optax
 

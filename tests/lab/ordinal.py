@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A head for ordered levels: is a text above each of them but the last?
+"""A head for ordered levels: one binary output per level but the last, "is it above?"
 
 Level k is k times yes (Li and Lin 2007, ordinal regression by extended binary
-classification). It learns from the rows of lab.levels, a task type from outside too.
+classification). It trains on the rows of lab.levels, also from outside the package.
 """
 
 import functools

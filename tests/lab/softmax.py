@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An attention backend from outside: jax.nn's, which drops no weights."""
+"""An attention backend from outside: jax.nn's, without dropout of the weights."""
 
 import jax
 

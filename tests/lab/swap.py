@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Both halves of an objective that no system has: neighbours trade places, and the
-model tells of each token whether it stands where it stood."""
+"""Both halves of an objective that no system has: neighboring tokens are swapped, and
+the model predicts for each token whether it was swapped."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,9 +15,9 @@ from bertjax.objectives.metrics import binary_metrics
 
 
 class SwapFeatures(Features):
-    """Pairs of neighbouring text tokens trade places with probability `rate`.
+    """Swap pairs of neighboring text tokens with probability `rate`.
 
-    Columns 1 and 2 are a pair, 3 and 4, and so on; here the second is swapped:
+    Columns 1 and 2 are a pair, 3 and 4 the next, and so on; here the second is swapped:
 
         input_ids      2 17 25 46 31  3
         swap_labels    0  0  0  1  1  0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A schedule from outside: the rate falls to 0 in each of several cycles."""
+"""A schedule from outside the package: the rate falls to 0 in each of some cycles."""
 
 import jax.numpy as jnp
 

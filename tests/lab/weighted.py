@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A loss whose Sum has another weight than `weights` says: each row's by its length."""
+"""A loss whose Sum has a weight other than `weights` returns: 1 / length per row."""
 
 import jax.numpy as jnp
 
