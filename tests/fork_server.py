@@ -51,7 +51,7 @@ def become(
 
 
 def wait(pid: int) -> int:
-    """Wait LIMIT_SECONDS at most for a process; return its status as subprocess does."""
+    """Wait for a process, LIMIT_SECONDS at most; return its status, as subprocess."""
     timer = threading.Timer(LIMIT_SECONDS, os.kill, (pid, signal.SIGKILL))
     timer.start()
     _, status = os.waitpid(pid, 0)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a comparison of runs reads time by, on both sides: the process's own clock.
+"""The clock that both sides of a comparison of runs use: the time of the process.
 
-Of ours: PYTHONPATH=tests/peers ... --config.log.writers=jsonl,clock.Clock
+In a run of bertjax: PYTHONPATH=tests/peers ... --config.log.writers=jsonl,clock.Clock
 """
 
 import json
@@ -18,10 +18,11 @@ def process_seconds() -> float:
 
 
 class Clock:
-    """A writer: WORKDIR/clock.jsonl, a row's held-out loss with wall and CPU seconds.
+    """A writer of WORKDIR/clock.jsonl: held-out losses with wall and CPU seconds.
 
-    `evaluating` is the part of the wall seconds spent on scoring: between the row of
-    training at a step and that of its evaluation, so log.every must divide eval.every.
+    `evaluating` is the part of the wall seconds spent on scoring: the time between a
+    step's row of training and its row of evaluation, so log.every must divide
+    eval.every.
     """
 
     def __init__(self, workdir, step):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact search on the host, and faiss's flat index, in turns: seconds of CPU time.
+"""Compare the CPU time of exact search on the host with faiss's flat index, in turns.
 
   OPENBLAS_NUM_THREADS=1 taskset -c 0 python tests/peers/faiss_search.py [PASSAGES]
 
-1,000 queries among PASSAGES (1,000,000) random vectors of 384 numbers, of length 1.
+1,000 queries search PASSAGES (default 1,000,000) random unit vectors of 384 numbers.
 """
 
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The samples of docs/results.md, and the difference between two sides of a table.
+"""Draw the samples of docs/results.md, and compute the difference of two sides.
 
 python tests/peers/finetune_rows.py sample train.tsv.gz 8000 OUT.tsv
     the N rows under the header whose SHA-1 is lowest
@@ -7,7 +7,7 @@ python tests/peers/finetune_rows.py articles squad.json.gz 16 TRAIN.json DEV.jso
     the N articles whose titles' SHA-1 is lowest, and the others
 python tests/peers/finetune_rows.py differ WORKDIR/sweep.json PEER.json
     medians, deviations, and the difference of the means with its 95% interval
-    (Welch 1947; PEER.json by hf_finetune.py)
+    (Welch 1947); hf_finetune.py writes PEER.json
 """
 
 import gzip
@@ -58,7 +58,7 @@ def differ(ours, theirs):
 
 
 def welch(a, b, level=0.95):
-    """Return the difference of the means and half its interval."""
+    """Return the difference of the means and half the width of its interval."""
     shares = [statistics.variance(x) / len(x) for x in (a, b)]
     error = sum(shares)
     between = statistics.fmean(a) - statistics.fmean(b)

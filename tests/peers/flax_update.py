@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An update of transformers' FlaxBertForMaskedLM, as its users train it.
+"""A training step of transformers' FlaxBertForMaskedLM, as its users train it.
 
-Logits at every position; the loss is over those whose label is not -100. Needs
-transformers 4.57 and JAX 0.10 (Python 3.11).
+Logits are computed at every position; the loss covers positions whose label is not
+-100. Needs transformers 4.57 and JAX 0.10 (Python 3.11).
 """
 
 import jax
@@ -13,7 +13,8 @@ import optax
 def make_update(model, tx, dropout):
     """Make (params, opt_state, key, batch) -> (params, opt_state, key, loss), jitted.
 
-    tx: optax's. dropout: whether the model has any. Params and opt_state are donated.
+    tx: an optax transformation; dropout: whether the model has dropout. params and
+    opt_state are donated.
     """
 
     def loss_fn(params, batch, key):

@@ -2,8 +2,9 @@
 """A peer of `bertjax.benchmark --what=input`: DataCollatorForLanguageModeling.
 
 Needs transformers 4.57 and torch. Started by --peer; the protocol is in
-measuring/alternate.py. Its rows are lists of ids with their special_tokens_mask, as
-run_mlm.py hands them over; what it returns is torch's, its own faster form.
+bertjax/measuring/alternate.py. Its rows are lists of ids with their
+special_tokens_mask, as run_mlm.py passes them on; it returns torch tensors, its faster
+format.
 """
 
 import json

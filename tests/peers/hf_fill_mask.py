@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A peer of `bertjax.benchmark --what=fill_mask`: transformers' masked LM.
 
-FlaxBertForMaskedLM where it is there (transformers 4.57, JAX 0.10, Python 3.11), else
-BertForMaskedLM on torch, one thread; what its fill-mask pipeline does between ids and
-guesses. The protocol is in bertjax/measuring/alternate.py.
+FlaxBertForMaskedLM if available (transformers 4.57, JAX 0.10, Python 3.11), otherwise
+BertForMaskedLM on torch with one thread. It does what the fill-mask pipeline does from
+ids to guesses. The protocol is in bertjax/measuring/alternate.py.
 """
 
 import json

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finetuning by transformers' torch models on the very rows of bertjax.sweep.
+"""Finetune transformers' torch models on exactly the rows of bertjax.sweep.
 
 python tests/peers/hf_finetune.py --config=finetune/classify.py --model=HF_DIR \
     --seeds=5 --out=FILE.json [--steps=N] [--config.KEY=VALUE ...]
 
-Same weights, head, order of the rows, rates, optimizer and metrics; dropout is torch's
-own, and with --head=torch the head too. HF_DIR may be `random:HF_DIR`, of which only
-the sizes are taken. FILE has sweep.json's `runs` and `spread`, and the seconds of a
-step (median of wall and of CPU time); finetune_rows.py compares the two. Needs torch,
-transformers, and bertjax in the same environment.
+Weights, head, order of the rows, learning rates, optimizer and metrics are the same as
+in bertjax; dropout is torch's own, and so is the head with --head=torch.
+`random:HF_DIR` uses only the sizes in HF_DIR. FILE has `runs` and `spread`, as
+sweep.json has, and the seconds per step (medians of wall time and CPU time);
+finetune_rows.py compares FILE with sweep.json. Needs torch, transformers and bertjax in
+the same environment.
 """
 
 import json
@@ -61,7 +62,7 @@ def make_model(where, objective, form, seed):
 
 
 def give_head(model, params):
-    """Begin with the task's layer that bertjax draws: kernel [D, C] and bias [C]."""
+    """Copy the task layer that bertjax initializes: kernel [D, C] and bias [C]."""
     (made,) = (v for k, v in params.items() if k != "encoder")
     layer = model.qa_outputs if hasattr(model, "qa_outputs") else model.classifier
     with torch.no_grad():
@@ -70,7 +71,7 @@ def give_head(model, params):
 
 
 def run_model(model, objective, batch):
-    """Return the loss, and outputs by the names that the task's metrics know."""
+    """Return the loss, and the outputs under the names that the task's metrics use."""
     fed = {k: torch.from_numpy(batch[k]).long() for k in INPUTS if k in batch}
     said = model(**fed)
     rows = torch.from_numpy(

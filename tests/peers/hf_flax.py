@@ -24,7 +24,7 @@ lr, wd, dtype = (shape.pop(k) for k in ("lr", "wd", "dtype"))
 model = FlaxBertForMaskedLM(BertConfig(**shape), dtype=jnp.dtype(dtype))
 tx = optax.adamw(lr, weight_decay=wd)
 params = model.params
-model._params = None  # the class keeps a copy, which a trainer has no use for
+model._params = None  # frees the model's own copy, which training does not need
 opt_state = jax.jit(tx.init)(params)
 draws = np.random.default_rng(0).random((rows, length))
 ids = (4 + (shape["vocab_size"] - 4) ** draws).astype(np.int32)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What transformers' Flax model costs on a TPU slice, by the compiler and no TPU.
+"""Cost of transformers' Flax model on a TPU slice, by the compiler, without a TPU.
 
 python tests/peers/hf_flax_tpu.py --topology=v5e:2x4 --rows=32 --length=128
 
 The peer of `bertjax.preflight`: FlaxBertForMaskedLM of BERT-base's size in bfloat16,
-parameters in float32, optax.adamw, data parallel, hidden dropout 0.1 and none on
-attention; logits at every position, as its users train it. Compiled and counted by the
-same code. Needs transformers 4.57 and JAX 0.10 (Python 3.11), libtpu, and bertjax.
+parameters in float32, optax.adamw, data parallel, hidden dropout 0.1, no attention
+dropout, and logits at every position, as its users train it. bertjax's code compiles
+and analyzes both. Needs transformers 4.57, JAX 0.10 (Python 3.11), libtpu and bertjax.
 """
 
 import argparse
@@ -44,7 +44,7 @@ tx = optax.adamw(1e-4, weight_decay=0.01)
 
 
 def placed(tree):
-    """Give shapes a place on every device."""
+    """Return the shapes with a sharding that replicates them on every device."""
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), tree
     )

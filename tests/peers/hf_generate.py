@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A peer of `bertjax.benchmark --what=generate`: transformers' generate in torch.
 
-GPT2LMHeadModel, or where the config has a decoder T5ForConditionalGeneration, with its
-cache, greedy, as many new tokens as the prompt has; float32. Started by --peer; the
+GPT2LMHeadModel, or T5ForConditionalGeneration if the config has a decoder: greedy, with
+the cache, as many new tokens as the prompt has, in float32. Started by --peer; the
 protocol is in bertjax/measuring/alternate.py.
 """
 

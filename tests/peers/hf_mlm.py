@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A peer of `bertjax.benchmark --what=step` with objective=mlm: torch.
 
-transformers' BertForMaskedLM with its own choice of attention, fused AdamW, clipping,
-bfloat16 by autocast where ours computes in it; on a GPU if torch sees one. Eager, or
-with --compile by torch.compile. As transformers has it, every position is scored.
-Started by --peer='tests/peers/hf_mlm.py [--compile]'; the protocol is in
-bertjax/measuring/alternate.py.
+transformers' BertForMaskedLM with its default attention, fused AdamW, clipping, and
+bfloat16 by autocast if bertjax computes in bfloat16; on a GPU if torch finds one. Eager
+unless --compile requests torch.compile. Logits are computed at every position, as
+transformers does. Started by --peer='tests/peers/hf_mlm.py [--compile]'; the protocol
+is in bertjax/measuring/alternate.py.
 """
 
 import json

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pseudo-log-likelihoods: bertjax.scoring in turns with transformers' BERT on torch.
+"""Pseudo-log-likelihoods by bertjax.scoring and transformers' BERT on torch, in turns.
 
 taskset -c 0 python tests/peers/hf_pll.py VOCAB.txt PAIRS.jsonl.gz [--sentences=N]
     [--loop=N] [--rounds=N] [--layers=4] [--hidden=256]
 
-Both score sentences with the same random weights, float32, one core, one process.
-The peer is a loop of one mask a forward. A round is all sentences by ours and some
-(--loop) of them by the peer; told are sentences a second, by the wall clock and by
-the processor's time, which what else runs on the machine disturbs least.
+Both score sentences with the same random weights in float32, on one core, in one
+process. The peer is a loop with one masked token per forward pass. In a round bertjax
+scores all sentences and the peer some (--loop) of them. Prints sentences per second of
+wall time and of processor time, which other processes disturb less.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def loop(texts):
 
 
 def rates(run, texts):
-    """Return sentences a second, by the clock and by the processor."""
+    """Return sentences per second of wall time and of processor time."""
     begun = time.perf_counter(), time.process_time()
     run(texts)
     ended = time.perf_counter(), time.process_time()

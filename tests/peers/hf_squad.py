@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of SQuAD's questions: ours against transformers' recipe, in turns.
+"""Time how bertjax and transformers' recipe make rows of SQuAD's questions, in turns.
 
 taskset -c 0 python tests/peers/hf_squad.py --data=FILE.json --vocab=DIR \
     [--rounds=5] [--length=384] [--stride=128]
 
 Both make the rows and the labels of all questions of the file, from its parsed JSON to
-arrays in memory, with one thread. Theirs is run_qa.py's prepare_train_features (the
+arrays in memory, with one thread. The peer is run_qa.py's prepare_train_features (the
 fast tokenizer with return_overflowing_tokens, stride and offsets, padding to the
 length) in calls of 1,000 questions, as datasets.map makes them, but without its files.
-Their stride is the overlap, so that rows begin as far apart as ours. Prints how many
-rows, and rows with their labels, are in both, the CPU seconds of each round (others may
-use the core) and the medians' ratio. Needs transformers, and bertjax in the same
-environment.
+transformers' stride is the overlap of rows; it is chosen so that rows begin as far
+apart as bertjax's. Prints how many rows, and rows with their labels, both have in
+common, the CPU seconds of each round (other processes may use the core) and the ratio
+of the medians. Needs transformers and bertjax in the same environment.
 """
 
 import json
@@ -77,7 +77,7 @@ def theirs(tokenizer, examples, length, overlap):
 
 
 def ours(tokenizer, data, length, stride):
-    """Return the batch of all rows, in calls of as many."""
+    """Return the arrays of all rows, made by bertjax CALL rows at a time."""
     asked = squad_files.questions_of(data, "the file")
     form = Form(("question",), "answers", (), 1, (), Limits(stride))
     windows = squad_files.featurize(asked, tokenizer, length, form)
@@ -113,15 +113,16 @@ def main():
         if name == "ours":
             made = ours(mine, data, length, values.stride)
         else:
-            # A row's room is the length less a question and three marks; their overlap
-            # is one for all rows, here that of the median question.
+            # A row has space for length - 3 tokens (three are special) less the
+            # question. transformers has one overlap for all rows: here the overlap
+            # that is right for the median question.
             made = theirs(other, examples, length, overlap)
         seconds[name].append(time.process_time() - begun)
         return made
 
     sizes = [len(other.tokenize(e["question"])) for e in examples[:CALL]]
     overlap = length - 3 - int(statistics.median(sizes)) - values.stride
-    one, two = run("ours"), run("transformers")  # warm
+    one, two = run("ours"), run("transformers")  # warm up
     keys = {
         "input_ids": "input_ids",
         "start": "start_positions",

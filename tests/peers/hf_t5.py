@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A peer of `bertjax.benchmark --what=step` with t5.py: torch, eager.
 
-transformers' T5ForConditionalGeneration with AdamW and clipping, float32, full rows on
-both sides. Started by --peer; the protocol is in bertjax/measuring/alternate.py.
+transformers' T5ForConditionalGeneration with AdamW and clipping in float32; the rows of
+both sides have no padding. Started by --peer; the protocol is in
+bertjax/measuring/alternate.py.
 """
 
 import json

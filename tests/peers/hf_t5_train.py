@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""transformers' torch T5, trained on the very batches of a bertjax config.
+"""Train transformers' torch T5 on exactly the batches of a bertjax config.
 
 python tests/peers/hf_t5_train.py --model=HF_DIR|random:HF_DIR --out=DIR \
     --config=t5.py:tiny|finetune/seq2seq.py [--config.KEY=VALUE ...]
 
-Same rows in the same order and the same rates; AdamW, or Adafactor with the rate given
-and parameter scaling, as optim.name says. Of `random:HF_DIR` only the sizes are taken
-(`bertjax.convert --format=hf` writes them), and the weights are drawn. DIR gets the
-weights. A config of `seq2seq`, whose init_from is a run of bertjax's with that
-tokenizer, is scored by texts that generate writes greedily for the validation rows.
+Both sides have the same rows in the same order and the same learning rates. The
+optimizer is AdamW, or Adafactor with the given rate and parameter scaling, by
+optim.name. `random:HF_DIR` uses only the sizes in HF_DIR (which `bertjax.convert
+--format=hf` writes) and initializes the weights at random. The trained weights go to
+DIR. With a `seq2seq` config, whose init_from must be a bertjax run with the same
+tokenizer, `generate` writes greedy texts for the validation rows, which are scored.
 Prints JSON: updates, processor minutes and scores. Needs torch, transformers and
 bertjax in the same environment.
 """
@@ -64,7 +65,7 @@ def loss_of(model, batch):
 
 @torch.no_grad()
 def write_texts(model, batches, config, tokenizer):
-    """Return a text for each row, as `bertjax.predict` gives them."""
+    """Return a text for each row, as `bertjax.predict` does."""
     texts = []
     for batch in batches.eval_batches(config.batch_size, None):
         real = int(batch.get("example_weights", batch["lm_weights"][:, 0]).sum())

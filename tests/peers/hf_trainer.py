@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transformers Trainer on the same text, by run_mlm's recipe: time to quality.
+"""Time to quality of the transformers Trainer on the same text, by run_mlm's recipe.
 
 python tests/peers/hf_trainer.py prepare OUT --vocab=vocab.txt --train=GLOB --valid=GLOB
 python tests/peers/hf_trainer.py train OUT --rows=ROWS.npz --log=LOG.jsonl ...
 python tests/peers/hf_trainer.py score MODEL_DIR --rows=ROWS.npz
 
 Needs torch, transformers 5 and accelerate. `prepare` tokenizes each line of the text
-with its special tokens and cuts them, joined, into rows of 128 (run_mlm.py's
-group_texts): OUT/train.npy, and OUT/valid.npz, rows that are masked once. `train`
-masks dynamically; ROWS.npz is valid_rows.py's (or OUT/valid.npz). Each line of LOG has
-step, real tokens, held-out loss, wall seconds since the process was started, those of
-them spent on scoring, CPU seconds.
+with special tokens, joins the lines and cuts them into rows of 128 tokens (run_mlm.py's
+group_texts). It writes OUT/train.npy, and OUT/valid.npz, whose rows are masked once.
+`train` masks dynamically; ROWS.npz is written by valid_rows.py (or is OUT/valid.npz).
+Each line of LOG has the step, real tokens, held-out loss, wall seconds since the start
+of the process, the part of them spent on scoring, and CPU seconds.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def lines(pattern):
 
 
 def group_texts(tokenizer, pattern):
-    """Return all lines' ids, special tokens included, as rows: u16 [N, 128]."""
+    """Return the ids of all lines, with special tokens, as rows: u16 [N, 128]."""
     parts, source = [], lines(pattern)
     while some := list(islice(source, 10_000)):
         encoded = tokenizer(some, return_attention_mask=False)["input_ids"]
@@ -59,7 +59,7 @@ def make_tokenizer(vocab):
 
 
 class Rows(torch.utils.data.Dataset):
-    """What run_mlm.py hands over: lists of ids with their special_tokens_mask."""
+    """Rows as run_mlm.py passes them on: lists of ids with a special_tokens_mask."""
 
     def __init__(self, ids, tokenizer):
         self.ids = ids
@@ -111,7 +111,7 @@ def score(model, path, batch=32):
 
 
 class Log(TrainerCallback):
-    """Scores every `every` steps and ends the run after `limit` seconds of training."""
+    """Score every args.every steps; end the run after args.minutes without scoring."""
 
     def __init__(self, args):
         self.args, self.evaluating = args, 0.0
@@ -157,8 +157,8 @@ def train(args):
         learning_rate=args.lr,
         lr_scheduler_type="constant_with_warmup",
         warmup_steps=args.warmup,
-        weight_decay=0.01,  # as ours
-        adam_epsilon=1e-6,  # as ours
+        weight_decay=0.01,  # as in bertjax
+        adam_epsilon=1e-6,  # as in bertjax
         max_grad_norm=1.0,
         save_strategy="no",
         eval_strategy="no",

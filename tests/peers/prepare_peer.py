@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speed and memory of prepare beside the tokenizers library alone.
+"""Compare speed and memory of prepare with the tokenizers library alone.
 
     python tests/peers/prepare_peer.py VOCAB.TXT TEXT... [--repeat=N] [--skip-peer]
 
 The peer is BertWordPieceTokenizer.encode_batch with all its threads, on sentences that
-were split beforehand and lie in its memory; reading, splitting and storing are not
-counted to it. Ours is the whole of prepare, from the files to the synced store, on the
-same sentences a line each ("presplit") and on the text as it is ("text"). Memory is the
-sum of PSS over all processes of ours, sampled twice a second. Prints a JSON line.
+are already split and in its memory; its time has no reading, splitting or storing. For
+bertjax the whole of prepare is timed, from the files to the synced store, on the same
+sentences, one per line ("presplit"), and on the original text ("text"). Memory is the
+sum of PSS over all processes of bertjax, sampled twice a second. Prints a JSON line.
 """
 
 import argparse
@@ -45,7 +45,7 @@ print(time.perf_counter() - started, tokens)
 
 
 def pss(process: int) -> int:
-    """Return the bytes (PSS) of a process and all below it."""
+    """Return the memory (PSS, bytes) of a process and all its descendants."""
     total, todo = 0, [process]
     while todo:
         pid = todo.pop()
@@ -61,7 +61,7 @@ def pss(process: int) -> int:
 
 
 def ours(given: dict[str, str], script: Path) -> tuple[float, int]:
-    """Prepare in a process of its own: (seconds, peak bytes)."""
+    """Run prepare in a new process; return (seconds, peak bytes)."""
     started = time.perf_counter()
     process = subprocess.Popen([sys.executable, script, json.dumps(given)])
     peak = 0

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compare two runs by what each needed to the held-out losses that the second reached.
+"""Compare the time and tokens of two runs at each held-out loss of the second run.
 
 python tests/peers/quality.py WORKDIR/clock.jsonl LOG.jsonl
 
-Seconds are those since the start of the process without those of scoring; between two
-evaluations the loss is taken as linear.
+Seconds count from the start of the process, without the time of scoring. Between two
+evaluations the loss is interpolated linearly.
 """
 
 import json
@@ -14,7 +14,7 @@ import numpy as np
 
 
 def read(path):
-    """Return the columns of a log, by name; losses as the lowest so far."""
+    """Return the columns of a log, by name; `loss` has the lowest loss so far."""
     with open(path) as file:
         rows = [json.loads(line) for line in file]
     found = {key: np.array([r[key] for r in rows], float) for key in rows[0]}
@@ -24,7 +24,7 @@ def read(path):
 
 
 def at(log, loss, key):
-    """Return the value of a column where the loss was reached; NaN: it was not."""
+    """Return a column's value when the loss was reached; NaN if it never was."""
     if loss < log["loss"][-1]:
         return np.nan
     return np.interp(-loss, -log["loss"], log[key])

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a device holds and sends with fsdp on more and more chips, by the TPU compiler.
+"""Memory and communication per chip with fsdp on 1 to 256 chips, by the TPU compiler.
 
   python tests/peers/scaling.py [--config=bert.py:base] [--chips=1,4,8,16,64,256]
 
-A Markdown row for each v5e slice, 32 rows of 128 tokens a chip, layers in a loop. No
-TPU is needed, and no machine code is waited for (measuring/memory_analysis.py); a
-loop's collectives count as often as it runs. Beside the state what theory says:
-parameters and two moments, 12 bytes each parameter, are split evenly.
+Prints a Markdown row for each v5e slice, with 32 rows of 128 tokens per chip and the
+layers in a loop. It needs no TPU and does not wait for machine code
+(measuring/memory_analysis.py). Collectives in a loop count once per iteration. Beside
+the state is its size in theory: parameters and two moments, 12 bytes per parameter,
+split evenly.
 """
 
 import argparse
@@ -14,12 +15,12 @@ import argparse
 from bertjax.measuring import topologies
 
 SLICES = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 256: "16x16"}
-ROWS = 32  # a chip
+ROWS = 32  # per chip
 MB = 1e6
 
 
 def measure(name, chips):
-    """Return what the compiler says of the step on so many chips."""
+    """Return the compiler's analysis of the training step on `chips` chips."""
     import jax
 
     from bertjax.measuring import compile_steps, estimates_table

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocol of bertjax/measuring/alternate.py, as the peers of the benchmark speak
-it."""
+"""The benchmark peers' side of the protocol in bertjax/measuring/alternate.py."""
 
 import json
 import resource
@@ -9,8 +8,11 @@ import time
 
 
 def serve(run, tokens, name="step", more=dict):
-    """Answer the requests on stdin. run(steps) takes so many steps, each of so many
-    tokens; name: what is timed; more() says what else is known after the first step."""
+    """Answer the requests on stdin.
+
+    run(steps) runs steps of `tokens` tokens each; name: the timed part; more() returns
+    further facts after the first step.
+    """
     begun = time.perf_counter()
     run(1)
     facts = {"tokens": tokens, "compile_seconds": time.perf_counter() - begun}

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""8 bits of convert's and of onnxruntime.quantization's, on pairs of sentences.
+"""Compare 8-bit files of convert and onnxruntime.quantization on sentence pairs.
 
     taskset -c 0 python tests/peers/served_int8.py HF_DIR ONNX_DIR INT8_DIR STS.csv
 
-STS.csv: first sentence, second, score. Prints for each file its bytes, the mean cosine
-of its vectors with the float32 file's, and Spearman's correlation of the cosines of
-pairs with the scores, texts in batches of eight.
+STS.csv has the columns first sentence, second sentence, score. Prints for each file its
+size in bytes, the mean cosine of its vectors with the float32 file's, and Spearman's
+correlation of the pairs' cosines with the scores. Texts run in batches of eight.
 """
 
 import csv

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One text at a time: onnxruntime on what convert wrote, torch eager, and bertjax.
+"""Latency of one text: onnxruntime on convert's files, torch eager, and bertjax.
 
     taskset -c 0 python tests/peers/served_latency.py HF_DIR ONNX_DIR INT8_DIR [ROUNDS]
 
-Ids of 32 and of 128 tokens, one of them a blank. torch's and onnxruntime's model makes
-the logits of all tokens, ours those at blanks and `fill_mask`'s guesses; of models of
-vectors all make the pooled vector. Prints medians of CPU time, which other processes on
-the core do not lengthen as they do the clock's, and ratios of medians.
+The text has 32 or 128 tokens, one of them [MASK]. torch and onnxruntime compute the
+logits of all tokens; bertjax computes those at [MASK] and `fill_mask`'s guesses. For
+embedding models all three compute the pooled vector. Prints medians of CPU time, which
+other processes on the core lengthen less than wall time, and ratios of medians.
 """
 
 import json

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts a second of CPU time, as vectors: `embed` and sentence-transformers, in turns.
+"""Texts per second of CPU time: `embed` and sentence-transformers, in turns.
 
   taskset -c 0 python tests/peers/st_embed.py HF_DIR TEXTS [ROUNDS] [LENGTH]
 
-TEXTS has a text a line. Both cut at LENGTH (128) tokens, take 32 texts at once by their
-length, and have seen the texts once before they are timed.
+TEXTS has one text per line. Both truncate at LENGTH (128) tokens and batch 32 texts of
+similar length. Both embed the texts once before they are timed.
 """
 
 import sys

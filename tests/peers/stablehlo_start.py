@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the start of Python to the first answer of a StableHLO directory.
+"""Time from the start of Python to the first answer of a StableHLO directory.
 
     taskset -c 0 python tests/peers/stablehlo_start.py DIR [ROUNDS]
 
-Each round is a process of its own, with launch/serve.py's reader and a text of five
-tokens. Prints medians of CPU time and of the clock, in seconds.
+Each round is a new process that reads the directory as launch/serve.py does and answers
+a text of five tokens. Prints medians of CPU time and wall time, in seconds.
 """
 
 import os

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the masked rows that bertjax.train scores as arrays, for hf_trainer.py.
+"""Write the masked rows that bertjax.train evaluates on as arrays, for hf_trainer.py.
 
 python tests/peers/valid_rows.py ROWS.npz --config=... (the flags of the run)
 
 ROWS.npz: input_ids i32 [N, L], attention_mask i32 [N, L], labels i32 [N, L] with -100
-where nothing is predicted.
+at positions without a prediction.
 """
 
 import sys
