@@ -23,7 +23,7 @@ def draw(b=2, length=6, heads=3, width=4, scale=1.0):
 
 
 def plain(q, k, v, mask):
-    """Divide before the values are mixed, as equation 1 is written."""
+    """Normalize the weights before they multiply the values, as equation 1 does."""
     scores = jnp.einsum("BQHK,BTHK->BHQT", q, k) / q.shape[-1] ** 0.5
     weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf), axis=-1)
     return jnp.einsum("BHQT,BTHK->BQHK", weights, v)
@@ -69,7 +69,7 @@ def test_dropout_keeps_the_mean():
 
 # ---------------------------------------------------------------- backends
 def rows(length: int) -> tuple[jax.Array, jax.Array]:
-    """Return attention_mask and segment_ids [2, L]: padded, and of three sequences."""
+    """Return attention_mask and segment_ids [2, L]: row 0 full, row 1 padded."""
     at = np.arange(length)
     real = np.stack([at < length, at < length - 40]).astype(np.int32)
     segments = np.stack([1 + (at > 50) + (at > length - 30), real[1] * (1 + (at > 9))])
@@ -80,7 +80,7 @@ def rows(length: int) -> tuple[jax.Array, jax.Array]:
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("window", [0, 16])
 def test_kernels_give_what_the_compiler_gives(backend, packed, window):
-    """Values and gradients at real tokens, on one device."""
+    """The kernels' values and gradients at real tokens are xla's, on one device."""
     shape = (2, 128, 2, 64)
     q, k, v, dy = (
         jax.random.normal(key, shape) for key in jax.random.split(jax.random.key(0), 4)
@@ -126,7 +126,7 @@ def test_the_fused_kernel_drops_the_same_weights_on_any_mesh():
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("window", [0, 16])
 def test_what_cudnn_is_asked_for(monkeypatch, packed, window):
-    """Nothing that it refuses; what jax computes of it elsewhere is the same."""
+    """cuDNN gets only arguments that it accepts; XLA's result for them is right."""
     q, k, v = draw(length=128)
     real, segments = rows(128)
     mask = AttentionMask(segments if packed else real, packed, window)
@@ -150,7 +150,7 @@ def test_what_cudnn_is_asked_for(monkeypatch, packed, window):
 def test_which_backend_serves():
     assert choose_backend("tpu", (8, 128, 12, 64), 0.1)[0] == "fused"
     assert choose_backend("tpu", (8, 8192, 12, 64), 0.0)[0] == "splash"
-    # splash drops nothing
+    # splash has no dropout
     assert choose_backend("tpu", (8, 8192, 12, 64), 0.1)[0] == "xla"
     assert choose_backend("tpu", (8, 96, 12, 64), 0.0)[0] == "xla"
     assert choose_backend("gpu", (8, 512, 12, 64), 0.0)[0] == "cudnn"

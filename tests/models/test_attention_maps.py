@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is shown as attention is what the encoder attends by."""
+"""The attention maps are the attention weights that the encoder uses."""
 
 import jax
 import jax.numpy as jnp

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who sees whom: the rule of steps against tables written by hand, and no leaks."""
+"""Attention masks: the rule of steps against tables by hand, and no leaks."""
 
 import dataclasses
 import functools
@@ -20,7 +20,7 @@ from bertjax.models.attention_mask import (
 from bertjax.models.config import EncoderConfig
 from bertjax.models.flops import flops_per_token, keys_seen
 
-Layout = tuple[np.ndarray, np.ndarray]  # steps [n], and the table [n, n] of who sees
+Layout = tuple[np.ndarray, np.ndarray]  # steps [n], visibility [n, n] (query, key)
 
 
 # ---------------------------------------------------------------- tables by hand
@@ -30,7 +30,7 @@ def causal(draw) -> Layout:
 
 
 def prefix_lm(draw) -> Layout:
-    """A prefix that all see, a response from left to right (Raffel et al. 2020)."""
+    """A prefix visible to all tokens, then a causal response (Raffel et al. 2020)."""
     p, n = draw.integers(0, 4), draw.integers(1, 5)
     table = np.tril(np.ones((p + n, p + n), bool))
     table[:, :p] = True
@@ -38,7 +38,7 @@ def prefix_lm(draw) -> Layout:
 
 
 def pseudo_masked(draw) -> Layout:
-    """Context, then of each block its [P] and its originals (Bao et al. 2020)."""
+    """Context, then the [P] and the original tokens of each block (Bao et al. 2020)."""
     kinds = [("context", 0)] * draw.integers(1, 4)
     for block in range(1, draw.integers(2, 4)):
         size = draw.integers(1, 3)
@@ -57,7 +57,7 @@ def pseudo_masked(draw) -> Layout:
 
 
 def block_diffusion(draw) -> Layout:
-    """[noised; clean], as Arriola et al. 2025 compose their mask of three parts."""
+    """[noised; clean], with the mask of three parts of Arriola et al. 2025."""
     blocks, size = draw.integers(1, 4), draw.integers(1, 3)
     n = blocks * size
     is_clean = np.arange(2 * n) >= n
@@ -71,9 +71,9 @@ def block_diffusion(draw) -> Layout:
 
 
 def two_streams(draw) -> Layout:
-    """Contents in a random order, and a query for each (Yang et al. 2019).
+    """The content stream in a random order, then the query stream (Yang et al. 2019).
 
-    A query sees itself: its content is the place alone.
+    A query may see itself, because it contains only its position.
     """
     n = draw.integers(1, 6)
     order = draw.permutation(n)
@@ -89,7 +89,7 @@ SYSTEMS = (causal, prefix_lm, pseudo_masked, block_diffusion, two_streams)
 
 
 def lay_out(draw, system, length=30, packed=True, shuffled=True):
-    """Put sequences of a system into a row: segments and steps [L], table [L, L]."""
+    """Put sequences of a system into a row: (segments [L], steps [L], table [L, L])."""
     segments, steps = np.zeros(length, np.int32), np.zeros(length, np.int32)
     table = np.zeros((length, length), bool)
     begin, number = 0, 0
@@ -119,7 +119,7 @@ def test_steps_are_the_tables(system, packed):
     np.testing.assert_array_equal(found[:, 0], tables)
     assert found[:, 0, range(30), range(30)].all()  # each token sees itself
     plain = is_visible(steps[:, :, None], steps[:, None])
-    assert plain.dtype == bool  # of numpy arrays too
+    assert plain.dtype == bool  # for numpy arrays too
     real = segments[:, :, None] == segments[:, None]
     np.testing.assert_array_equal(plain & real, tables)
     some = draw.integers(0, 30, (200, 5)).astype(np.int32)
@@ -144,7 +144,7 @@ def test_a_causal_mask_is_its_table(packed, window):
 
 
 def test_a_window_over_steps_is_measured_by_positions():
-    """In [noised; clean] the copy of a token's neighbour is far away in memory."""
+    """In [noised; clean], the clean copy of a neighbor is far away in the row."""
     n, near = 8, 2
     batch = {
         "attention_mask": np.ones((1, 2 * n), np.int32),
@@ -203,18 +203,18 @@ def hidden(cfg, batch, at=None) -> np.ndarray:
 
 
 def check_leaks(cfg: EncoderConfig, row: dict[str, np.ndarray], table: np.ndarray):
-    """Change each token in turn: what may not depend on it stays, the rest moves."""
+    """Change each token in turn: hidden states change only where the table allows."""
     ids = np.random.default_rng(5).integers(0, 40, L).astype(np.int32)
     changed = (ids + np.eye(L, dtype=np.int32) * 7) % 40
     rows = {k: np.tile(v, (L + 1, 1)) for k, v in row.items()}
     found = hidden(cfg, {"input_ids": np.concatenate([ids[None], changed]), **rows})
-    moved = (found[1:] != found[0]).any(axis=-1).T  # [who, of what change]
+    moved = (found[1:] != found[0]).any(axis=-1).T  # [hidden state, changed token]
     paths = table.astype(int)
-    may = (paths @ paths @ paths) > 0  # by way of three layers
+    may = (paths @ paths @ paths) > 0  # a path through three layers
     assert not (moved & ~may).any()
     if cfg.dtype == "float32":
         assert moved[may].all()
-    else:  # a distant token's share may round to nothing
+    else:  # the effect of a distant token may round to 0
         assert moved[table].mean() > 0.9
 
 
@@ -226,7 +226,7 @@ def test_nothing_leaks_through_steps(system, dtype):
     for packed in (False, True):
         segments, steps, table = lay_out(draw, system, L, packed)
         row = {"attention_mask": (segments > 0).astype(np.int32)}
-        # The same program: unpacked rows are packed ones of one sequence.
+        # Unpacked rows are packed rows of one sequence, so both run one program.
         row |= {"attention_steps": steps, "segment_ids": segments}
         check_leaks(cfg, row, table)
 
@@ -256,7 +256,7 @@ def test_padding_on_either_side_changes_no_decoder(positions):
     shifted[left > 0] = ids[right > 0]
     places = np.maximum(np.cumsum(left, axis=1) - 1, 0).astype(np.int32)
     batch = {"input_ids": shifted, "attention_mask": left}
-    if positions == "absolute":  # rotary ones are relative
+    if positions == "absolute":  # rotary positions are relative
         batch["position_ids"] = places
     a = hidden(cfg, {"input_ids": ids, "attention_mask": right})[right > 0]
     np.testing.assert_allclose(hidden(cfg, batch)[left > 0], a, atol=2e-5)
@@ -265,7 +265,8 @@ def test_padding_on_either_side_changes_no_decoder(positions):
 
 
 def half_padding() -> tuple[np.ndarray, np.ndarray]:
-    """Return attention_mask and steps [4, L]: half padding before and behind, one."""
+    """Return attention_mask and steps [4, L]: rows with the second half padding, with
+    the first half padding, with one token, and full."""
     real = np.zeros((4, L), np.int32)
     real[0, : L // 2], real[1, L // 2 :], real[2, 5], real[3] = 1, 1, 1, 1
     return real, (real * np.arange(1, L + 1) * np.array([1, -1, -1, 1])[:, None])
@@ -317,7 +318,7 @@ def test_a_causal_mask_is_steps_that_count_up():
 
 
 def test_embeddings_in_the_place_of_ids():
-    """Word embeddings given are what their ids give; positions are added to both."""
+    """Given word embeddings have the effect of their ids; positions are added too."""
     real = np.ones((2, L), np.int32)
     ids = np.random.default_rng(10).integers(0, 40, (2, L)).astype(np.int32)
     for changes in ({}, dict(embedding_size=8, position_embedding_type="rope")):
@@ -334,11 +335,11 @@ def test_embeddings_in_the_place_of_ids():
 # ---------------------------------------------------------------- the last token
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_last_token_is_pooled(packed):
-    """Also where the last layer is computed at some positions, and there alone."""
+    """It is also pooled if the last layer is computed only at some other positions."""
     cfg = dataclasses.replace(DECODER, pooler=True, classifier_pooling="last")
     real = np.ones((2, L), np.int32)
-    real[0, 9:] = 0  # padding behind
-    real[1, :4] = 0  # and in front
+    real[0, 9:] = 0  # padding at the end
+    real[1, :4] = 0  # and at the beginning
     last = np.array([[8], [L - 1]])
     batch = {
         "input_ids": np.random.default_rng(11).integers(0, 40, (2, L)).astype(np.int32),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every backend under every mask: it gives what the boolean mask says, or refuses."""
+"""Every backend under every mask obeys the boolean mask or refuses the mask."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from bertjax.parallel.mesh import make_mesh
 SHAPE = (4, 128, 2, 64)
 LENGTH = SHAPE[1]
 AT = np.arange(LENGTH)
-# A full row, one that is half padding, one that begins with it, one of a single token.
+# Four rows: full, half padding, padding at the beginning, a single real token.
 REAL = np.stack([AT >= 0, AT < 64, AT >= 50, AT == 7]).astype(np.int32)
 SEGMENTS = REAL * (1 + (AT > 30) + (AT > 100)).astype(np.int32)
 STEPS = (REAL * np.random.default_rng(0).integers(-4, 5, REAL.shape)).astype(np.int32)
@@ -46,7 +46,7 @@ MASKS = {
     "causal window": make(window=16, causal=True),
     "causal packed window": make(packed=True, window=16, causal=True),
 }
-# (backend, mask) -> what is said where it is refused; nothing else is.
+# (backend, mask) -> words of the refusal. All other pairs are accepted.
 REFUSED = {("fused", "steps window"): "by position_ids"}
 
 
@@ -58,7 +58,7 @@ def run(attention, *arrays):
 
 @pytest.fixture(autouse=True)
 def cudnn_without_a_gpu(monkeypatch):
-    """What jax computes of the same arguments elsewhere."""
+    """Replace cuDNN by XLA's result for the same arguments."""
     dot_product_attention = jax.nn.dot_product_attention
 
     def stand_in(q, k, v, implementation, **how):
@@ -69,7 +69,7 @@ def cudnn_without_a_gpu(monkeypatch):
     monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
 
 
-# Kernels take seconds to compile: the others run with the slow tests.
+# Kernels take seconds to compile: the other masks run with the slow tests.
 FAST = ("full", "causal packed window", "steps packed", "steps window")
 SLOW = [pytest.param(n, marks=pytest.mark.slow) for n in MASKS if n not in FAST]
 
@@ -77,7 +77,7 @@ SLOW = [pytest.param(n, marks=pytest.mark.slow) for n in MASKS if n not in FAST]
 @pytest.mark.parametrize("name", [*FAST, *SLOW])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_the_boolean_mask_says(backend, name):
-    """At real tokens; padding, which nobody reads, gives finite numbers."""
+    """Values and gradients at real tokens are right; those at padding are finite."""
     mask = MASKS[name]
     dtype = jnp.bfloat16 if backend == "cudnn" else jnp.float32
     if refused := REFUSED.get((backend, name)):
@@ -90,7 +90,7 @@ def test_what_the_boolean_mask_says(backend, name):
     arrays = [jax.random.normal(k, SHAPE) for k in keys]
     real = jnp.asarray(REAL)[:, :, None, None] > 0
     if backend == "cudnn" and name in ("full", "causal"):
-        real = real & (AT[: SHAPE[0]] < 2)[:, None, None, None]  # padding is behind
+        real = real & (AT[: SHAPE[0]] < 2)[:, None, None, None]  # padded at the end
     arrays[3] = jnp.where(real, arrays[3], 0)
 
     def ours(q, k, v):
@@ -110,7 +110,7 @@ def test_what_the_boolean_mask_says(backend, name):
 
 @pytest.mark.parametrize("name", ["steps packed", "causal packed"])
 def test_the_fused_kernel_drops_the_same_weights_under_every_mask(name):
-    """And on a mesh, whose devices have steps of their own rows."""
+    """It also does on a mesh, where each device has the steps of its own rows."""
     q, k, v, dy = jax.random.normal(jax.random.key(1), (4, *SHAPE))
 
     def of(backend):
@@ -135,10 +135,10 @@ def test_how_long_rows_the_fused_kernel_takes(monkeypatch):
 
     for kind in ("TPU v5 lite", "TPU v5", "TPU v6 lite"):
         assert chosen(kind, 1024) == chosen(kind, 640, steps=True) == "fused"
-        assert chosen(kind, 1152) == "xla"  # splash drops nothing
+        assert chosen(kind, 1152) == "xla"  # splash has no dropout
     assert chosen("TPU v4", 512) == "fused"
     assert chosen("TPU v4", 640) == "xla"
-    # Without dropout splash takes long rows, and leaves out what masks hide.
+    # Without dropout splash runs long rows, and skips blocks that the mask hides.
     assert chosen("TPU v5 lite", 1024, rate=0.0) == "splash"
     assert chosen("TPU v5 lite", 1024, steps=True, rate=0.0) == "fused"
     assert chosen("TPU v5 lite", 512, rate=0.0) == "fused"
@@ -157,7 +157,7 @@ def test_a_choice_says_why():
     "name, window", [("causal", 0), ("causal", 200), ("steps", 0), ("steps", 200)]
 )
 def test_splash_leaves_out_blocks_of_long_rows(name, window):
-    """Five blocks of 128 a side, of which some are hidden as a whole."""
+    """The mask has 5 x 5 blocks of 128; some are hidden completely."""
     shape = (1, 640, 1, 128)
     at = np.arange(640)
     steps = at // 64 if name == "steps" else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An encoder as TPUs run it, kernels interpreted, gives what the compiler gives."""
+"""An encoder with TPU kernels (interpreted) returns the same as with XLA."""
 
 import dataclasses
 import functools
@@ -27,7 +27,7 @@ CFG = EncoderConfig(
     initializer_range=0.2,
     remat="dots",
 )
-# Global and local layers take turns: in a loop a condition chooses.
+# Global and local layers alternate; in a loop over layers a condition chooses.
 LOCAL = dict(
     position_embedding_type="rope",
     norm_position="pre",
@@ -39,7 +39,7 @@ LOCAL = dict(
 
 @functools.cache
 def run(cfg: EncoderConfig, only: int, steps: bool = False) -> list[np.ndarray]:
-    """Return hidden, at AT or at all real tokens, pooled, and all gradients."""
+    """Return loss, hidden (at AT or at all real tokens), pooled and all gradients."""
     ids = jax.random.randint(jax.random.key(0), (B, L), 0, cfg.vocab_size)
     batch = {"input_ids": ids, "attention_mask": REAL}
     if steps:
@@ -74,8 +74,8 @@ QUICK = {
     ],
 )
 def test_kernels_in_an_encoder(backend, local, unroll, only):
-    """With the same dropout, also where the last layer is computed at AT alone."""
-    rate = 0.2 if backend == "fused" else 0.0  # splash drops no weights
+    """Values and gradients are the same with dropout, and with the last layer at AT."""
+    rate = 0.2 if backend == "fused" else 0.0  # splash has no dropout
     changes = LOCAL if local else {}
     cfg = dataclasses.replace(
         CFG, **changes, attention_probs_dropout_prob=rate, unroll=unroll
@@ -96,7 +96,7 @@ def test_kernels_in_an_encoder(backend, local, unroll, only):
     ],
 )
 def test_kernels_in_an_encoder_whose_tokens_see_some(backend, kind, local):
-    """Steps in a loop over the layers, a decoder where its last layer is apart."""
+    """Steps run in a loop over layers, a causal model unrolled with its last at AT."""
     changes = LOCAL if local else {}
     rate = 0.2 if backend == "fused" else 0.0
     is_decoder = kind == "causal"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoders, against transformers too: testdata/make_decoder_golden.py says how."""
+"""Decoders, also against transformers (see testdata/make_decoder_golden.py)."""
 
 import dataclasses
 import functools
@@ -77,7 +77,7 @@ def test_logits_equal_those_of_transformers(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_choice_is_that_of_transformers(name):
-    """The end of a text is not chosen, which their min_new_tokens forbids."""
+    """The end-of-text id is never chosen: transformers' min_new_tokens forbids it."""
     cfg, params, batch = read(name)
     wanted = GOLDEN[f"{name}/greedy"]
     prompt = {k: batch[k] for k in ("input_ids", "attention_mask")}
@@ -114,7 +114,7 @@ def compiled():
 
 
 def changed(name, key, at, other=7):
-    """Return where hidden states differ, [B, T], once one id of a batch is another."""
+    """Return where hidden states differ, [B, T], after one id of the batch changes."""
     cfg, params, batch = read(name)
     before = compiled()(params, cfg, batch)
     assert int(batch[key][at]) != other
@@ -139,7 +139,7 @@ def test_padding_of_the_memory_is_not_seen(name):
 
 @pytest.mark.parametrize("name", ["t5", "bart"])
 def test_packed_rows_are_those_of_one_sequence_each(name):
-    """Two pairs of texts in a row, padding behind them on both sides."""
+    """A row packs two pairs of texts, with padding after both sources and targets."""
     cfg, params, batch = read(name)
     plain = compiled()(params, cfg, batch)
     sizes = {"": np.array([12, 5]), "decoder_": np.array([9, 14])}
@@ -178,8 +178,8 @@ def gradient(cfg, params, batch, rng=None):
 
 def compare(found, wanted):
     for a, b in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
-        # On one device: a mesh may have left them on several. The gradient of a key's
-        # bias is 0, and what is found is what large terms leave.
+        # Compare on one device, as a mesh may have left them on several. The true
+        # gradient of a key bias is 0; the computed one is rounding of large terms.
         a, b = np.asarray(a), np.asarray(b)
         near = max(5e-5, 1e-5 * np.abs(b).max())
         np.testing.assert_allclose(a, b, rtol=0, atol=near)
@@ -187,7 +187,7 @@ def compare(found, wanted):
 
 @functools.cache
 def looped(name):
-    """Return (config, parameters, batch of 12 rows, gradient) of a loop of layers."""
+    """Return (config with a loop over layers, parameters, batch of 12, gradient)."""
     cfg, params, batch = read(name)
     cfg = dataclasses.replace(cfg, unroll=1, remat="dots")
     batch = {k: jnp.tile(v, (4, 1)) for k, v in batch.items()}
@@ -222,7 +222,7 @@ def test_eight_devices_are_one(name):
 
 
 def test_dropout_has_keys_of_its_own():
-    """A decoder that is given the encoder's key draws other masks."""
+    """A decoder draws masks other than the encoder's from the same key."""
     cfg, params, batch = read("bart")
     key, drawn = jax.random.key(0), []
 
@@ -235,13 +235,13 @@ def test_dropout_has_keys_of_its_own():
     with pytest.MonkeyPatch.context() as patch:
         for module in (embeddings, transformer_layer, attention):
             patch.setattr(module, "dropout", record)
-        # Not compiled, layer by layer: keys are numbers then.
+        # Run without jit, layer by layer, so that keys are concrete numbers.
         apart = {
             side: stacked_layers.unstack(params[side], own)
             for side, own in (("encoder", cfg), ("decoder", decoder_config(cfg)))
         }
         hidden_of({**params, **apart}, cfg, batch, key)
-    # Embeddings of both; 2 layers with 3 each, 3 layers with 5 each.
+    # One each for both embeddings, 2 encoder layers x 3, 3 decoder layers x 5.
     assert len(drawn) == 2 + 2 * 3 + 3 * 5 and len({*drawn}) == len(drawn)
 
 
@@ -329,7 +329,7 @@ def test_flops_count_both_attentions():
     ],
 )
 def test_parameter_counts(family, size, vocab, published):
-    """transformers has BART's bias of the logits as a buffer, which is no parameter."""
+    """BART's logit bias is a buffer in transformers, so it does not count."""
     known = FAMILIES[family]
     options = {**known.fixed, **known.sizes[size]}
     options.setdefault("intermediate_size", 4 * options["hidden_size"])

@@ -34,7 +34,7 @@ init = fetched(encoder.init, static_argnums=1)
 
 @pytest.fixture(scope="module")
 def params():
-    """Parameters large enough for differences to show."""
+    """Parameters large enough for differences to be visible."""
     made = init(jax.random.key(0), CFG)
     return jax.tree.map(lambda x: x * 5 if x.ndim > 2 else x, made)
 
@@ -60,7 +60,7 @@ grad = fetched(jax.grad(loss), static_argnums=1)
 
 # ---------------------------------------------------------------- sizes
 def formula(size, vocab=30522, positions=512, types=2):
-    """Count the parameters with pooler from the published shapes."""
+    """Compute the number of parameters, with the pooler, from the published shapes."""
     d, n = size["hidden_size"], size["num_hidden_layers"]
     embeddings = (vocab + positions + types) * d + 2 * d
     attention = 4 * (d * d + d)
@@ -103,7 +103,7 @@ def test_initial_values():
             assert (leaf == 1).all()
         elif name == "bias":
             assert (leaf == 0).all()
-        else:  # a normal cut at two deviations has 0.88 of the deviation
+        else:  # a normal truncated at 2 deviations has 0.88 of its deviation
             assert float(np.abs(leaf).max()) <= 0.04
     word = made["embeddings"]["word"]
     assert abs(float(word.std()) - 0.02 * 0.8796) < 5e-4
@@ -117,7 +117,7 @@ def test_task_heads_are_drawn_uncut():
     made = heads.init_task(jax.random.key(2), cfg, classes=64)
     classes = np.asarray(made["kernel"])  # 32,768 numbers
     assert abs(classes.std() - 0.02) < 3e-4
-    assert abs((np.abs(classes) > 0.04).mean() - 0.0455) < 5e-3  # of a whole normal
+    assert abs((np.abs(classes) > 0.04).mean() - 0.0455) < 5e-3  # an untruncated normal
     assert 0.06 < np.abs(classes).max() < 0.12
     assert np.abs(np.asarray(made["transform"]["kernel"])).max() <= 0.04
 
@@ -128,7 +128,7 @@ def test_flops_of_base():
     scores = 12 * 12 * 768 * 128
     head = 6 * (768**2 + 768 * 30522) * 20 / 128
     assert flops_per_token(cfg, 128, 20) == pytest.approx(6 * inside + scores + head)
-    # Of the last layer 20 of 128 tokens and [CLS]: all but the keys and the values.
+    # The last layer runs at 20 of 128 tokens and at [CLS], but for keys and values.
     spared = (2 * 768**2 + 2 * 768 * 3072) * (1 - 21 / 128)
     kept = 12 * 768 * 128 * (11 + 21 / 128)
     found = flops_per_token(cfg, 128, 20, everywhere=False)
@@ -152,9 +152,9 @@ def test_bad_shapes_are_refused(change, word):
         dataclasses.replace(CFG, **change)
 
 
-# ---------------------------------------------------------------- what sees what
+# ---------------------------------------------------------------- visibility
 def test_padding_changes_nothing(params):
-    """At depth 3: other tokens and types at padding, and more padding."""
+    """Other tokens and types at padding, and more padding, change no real token."""
     batch = make_batch()
     real = batch["attention_mask"] > 0
     before = apply(params, CFG, batch)
@@ -172,7 +172,7 @@ def test_padding_changes_nothing(params):
 
 
 def test_every_real_token_is_seen(params):
-    """The counterpart: each real token moves every real position of its row only."""
+    """Changing a real token changes all real positions of its row, and no other row."""
     batch = make_batch()
     before = apply(params, CFG, batch).hidden
     other = dict(batch, input_ids=batch["input_ids"].copy())
@@ -331,7 +331,7 @@ def test_bfloat16_stays_near(params):
     ],
 )
 def test_hidden_at_positions_alone(name, packed, change):
-    """Values and gradients are as if the last layer had been computed everywhere."""
+    """Values and gradients are the same as with the last layer computed everywhere."""
     length = 128 if "attention" in change else L
     sizes = dict(vocab_size=50, num_hidden_layers=2, num_attention_heads=2)
     sizes |= dict(max_position_embeddings=128, hidden_size=16, intermediate_size=32)
@@ -363,7 +363,7 @@ def test_hidden_at_positions_alone(name, packed, change):
     assert found[0][1][0].shape == (B, 3, 16)
     near = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
     jax.tree.map(near, found, whole)
-    # What serves one text after the other gives each layer arrays of its own.
+    # Serving one text at a time gives each layer its own arrays (unstacked).
     held = stacked_layers.unstack(params, cfg)
     hidden = jax.jit(lambda p: encoder.apply(p, cfg, batch, at=at).hidden)(held)
     near(hidden, found[0][1][0])

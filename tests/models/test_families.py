@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each family against transformers 5: testdata/make_family_golden.py says how."""
+"""Each family against transformers 5 (see testdata/make_family_golden.py)."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ RESULTS = ("hidden", "pooled", "mlm_logits", "nsp_logits", "sop_logits", "rtd_lo
 
 
 def read(name, length=None):
-    """Return (config, parameters, batch) of a golden model, cut to a length."""
+    """Return (config, parameters, batch) of a golden model, truncated to a length."""
     cfg = EncoderConfig(**json.loads(str(GOLDEN[f"{name}/config"])))
     prefix = f"{name}/params/"
     params = unflatten(
@@ -44,7 +44,7 @@ def mlm(params, cfg, batch, hidden):
 
 
 def run(params, cfg, batch):
-    """Compute all that transformers may have computed."""
+    """Return all outputs that the golden file may have of transformers."""
     hidden, pooled = encoder.apply(params["encoder"], cfg, batch)
     out = {"hidden": hidden, "mlm_logits": mlm(params, cfg, batch, hidden)}
     if cfg.pooler:
@@ -62,7 +62,7 @@ def run(params, cfg, batch):
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_equal_to_transformers(name, length, end):
-    """At real tokens: what stands at padding is nobody's business."""
+    """Outputs at real tokens are equal; outputs at padding do not matter."""
     cfg, params, batch = read(name, length)
     out = jax.jit(run, static_argnums=1)(params, cfg, batch)
     expected = {
@@ -77,7 +77,7 @@ def test_equal_to_transformers(name, length, end):
         assert ours.shape == theirs.shape
         if ours.shape[:2] == real.shape:
             ours, theirs = ours[real], theirs[real]
-        # Random weights are large here: logits reach some dozens.
+        # The random weights are large, so logits reach several dozens.
         scale = max(1.0, float(np.abs(theirs).max()))
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5 * scale, err_msg=key)
 
@@ -140,7 +140,7 @@ def test_parameter_counts(family, size, vocab, published):
 
 
 def test_the_layers_of_plato_xl():
-    """10.87 billion, of 72 x (4 D^2 + 2 D M) and biases and norms."""
+    """They have 72 x (4 D^2 + 2 D M + biases and norms) = 10.87 billion parameters."""
     made = jax.eval_shape(
         lambda: encoder.init(jax.random.key(0), make("plato", "xl", 8001))
     )
@@ -168,7 +168,7 @@ def test_a_size_is_named_by_its_shape_alone():
     base |= dict(intermediate_size=3072)
     assert families.size_name("bert", base) == "base"
     assert families.size_name("bert", base | {"intermediate_size": 768}) == ""
-    # Of a converted MiniLM the first size of its family used to be written down.
+    # A converted MiniLM once recorded the first size of its family, which was wrong.
     for size in ("tiny", ""):
         found = families.in_effect({"family": "bert", "size": size, **spelled})
         assert found["size"] == "" and found["hidden_size"] == 384

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Against another implementation: testdata/make_bert_golden.py says which."""
+"""The encoder against another implementation (see testdata/make_bert_golden.py)."""
 
 from pathlib import Path
 

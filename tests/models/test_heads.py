@@ -23,7 +23,7 @@ CFG = EncoderConfig(
 
 
 def head_of(kind):
-    """Return a head's parameters, its logits of x [2, 8, D], and what feeds them."""
+    """Return a head's parameters of its last layer, and a function x -> logits."""
     rng = jax.random.key(1)
     if kind == "replaced":
         params = heads.init_rtd(rng, CFG)
@@ -37,8 +37,8 @@ def head_of(kind):
 
 @pytest.mark.parametrize("kind", ["pairs", "classes", "scores", "replaced"])
 def test_logits_are_not_rounded_to_bfloat16(kind, monkeypatch):
-    """They are the f32 product of bfloat16 factors, as the masked LM's are."""
-    if kind == "replaced":  # what stands before its classes is seen elsewhere
+    """They are float32 products of bfloat16 factors, as the masked LM's logits are."""
+    if kind == "replaced":  # the layer before its classes is tested elsewhere
         monkeypatch.setattr(heads, "linear", lambda params, x: x)
         monkeypatch.setattr(heads, "activate", lambda x, kind: x)
     params, logits = head_of(kind)
@@ -64,7 +64,7 @@ def test_logits_of_float32_are_a_linear_layer():
 
 @pytest.mark.parametrize("decoder_bias", [False, True])
 def test_a_head_without_a_transform_is_its_matrix(decoder_bias):
-    """GPT's: tied and without a bias it has no parameters at all."""
+    """As in GPT: tied to the embeddings and without a bias, it has no parameters."""
     cfg = dataclasses.replace(
         CFG, classifier_transform=False, decoder_bias=decoder_bias, dtype="float32"
     )
@@ -84,14 +84,14 @@ def test_a_head_without_a_transform_is_its_matrix(decoder_bias):
     likely = jax.nn.log_softmax(wanted)[ids, ids]
     found = heads.log_likelihoods(params, word, cfg, hidden, ids)
     np.testing.assert_allclose(found, likely, atol=1e-4)
-    # A task's own transform stays.
+    # The task heads keep their own transform.
     cfg = dataclasses.replace(cfg, task_transform=True)
     assert "transform" in heads.init_task(jax.random.key(3), cfg)
 
 
 @pytest.mark.parametrize("pieces", [0, 30])
 def test_capped_logits_are_the_formula(pieces):
-    """The cap is of sums with the bias; rows of padding stay what none predicts."""
+    """The cap applies after the bias; ids that pad the vocabulary are never likely."""
     cfg = dataclasses.replace(
         CFG, classifier_transform=False, dtype="float32", pieces=pieces
     )

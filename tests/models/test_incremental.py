@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoding from a cache gives what the whole rows give."""
+"""Decoding with a cache returns the same logits as whole rows."""
 
 import functools
 
@@ -71,7 +71,7 @@ def make(options, kind):
 
 
 def make_rows(kind):
-    """Return whole rows, ids [B, T] of which the first are prompts, and the prompts."""
+    """Return (batch of whole rows, their ids [B, T], batch of their prompts)."""
     draw = np.random.default_rng(0)
     ids = draw.integers(0, 40, (B, T)).astype(np.int32)
     real = (np.arange(PROMPT) < SIZES[:, None]).astype(np.int32)
@@ -134,7 +134,7 @@ def programs(options, kind):
     ],
 )
 def test_equal_to_whole_rows(options, kind):
-    """Prompts of unlike length; then tokens one at a time, and three."""
+    """Logits are equal for prompts of various lengths, then for one token or three."""
     cfg, params = make(options, kind)
     whole, ids, prompt = make_rows(kind)
     wanted = np.asarray(jax.jit(logits_of, static_argnums=1)(params, cfg, whole))
@@ -154,7 +154,7 @@ def test_equal_to_whole_rows(options, kind):
 
 
 def test_rows_of_a_cache_go_their_own_ways():
-    """Beams: rows are taken twice, and dropped; layers may have arrays of their own."""
+    """Rows can be repeated and dropped, as for beams; layers may be unstacked."""
     cfg, params = make("relative", "memory")
     _, ids, prompt = make_rows("memory")
     prefill, extend = programs("relative", "memory")
@@ -169,7 +169,7 @@ def test_rows_of_a_cache_go_their_own_ways():
 
 
 def test_a_prompt_needs_no_tokens_behind_it():
-    """A room as large as the prompt; padding in the cache is overwritten."""
+    """The cache may have room for the prompt only, with the same logits."""
     _, params = make("absolute", "causal")
     _, _, prompt = make_rows("causal")
     prefill, _ = programs("absolute", "causal")

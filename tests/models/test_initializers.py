@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What parameters begin as."""
+"""Initial values of parameters."""
 
 import dataclasses
 
@@ -10,7 +10,8 @@ from conftest import tiny_encoder
 from bertjax.models import decoder, encoder, heads
 from bertjax.parallel.sharding import path_name
 
-# Of transformers' T5ForConditionalGeneration(T5Config(d_model=128, d_kv=64, d_ff=512)).
+# Standard deviations in transformers'
+# T5ForConditionalGeneration(T5Config(d_model=128, d_kv=64, d_ff=512)).
 T5 = {
     "word": 1.0,
     "relative": 0.0884,
@@ -47,7 +48,7 @@ def test_t5s_deviations_are_those_of_transformers():
         if names[-1] in T5:
             seen.add(names[-1])
             assert float(leaf.std()) == pytest.approx(T5[names[-1]], rel=0.15), path
-        elif names[-1] in ("decoder", "transform", "pooler"):  # as T5X would
+        elif names[-1] in ("decoder", "transform", "pooler"):  # as in T5X
             assert float(leaf.std()) == pytest.approx(128**-0.5, rel=0.05), path
         else:
             assert float(leaf.std()) == 0, path

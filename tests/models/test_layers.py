@@ -18,7 +18,7 @@ def test_layer_norm_by_hand():
 
 
 def test_layer_norm_of_large_values_with_a_far_mean():
-    """E[x^2] - E[x]^2 would lose all digits here."""
+    """E[x^2] - E[x]^2 would lose all significant digits here."""
     x = jnp.array([[10_000.0, 10_001.0, 10_002.0, 10_003.0]])
     params = {"scale": jnp.ones(4), "bias": jnp.zeros(4)}
     expected = np.array([[-1.5, -0.5, 0.5, 1.5]]) / np.sqrt(1.25)
@@ -52,7 +52,7 @@ def test_dropout_statistics(rate, width):
     dropped = (y == 0).mean()
     assert abs(dropped - rate) < 5 * np.sqrt(rate * (1 - rate) / n)
     np.testing.assert_allclose(y[y != 0], 1 / (1 - rate), rtol=1e-4)
-    # Each column by itself, and neighbours (which share a draw) independently.
+    # Each column has the right rate; columns half a row apart are independent.
     columns = (y == 0).mean(0)
     assert np.abs(columns - rate).max() < 6 * np.sqrt(rate * (1 - rate) / 2000)
     half = (width + 1) // 2
@@ -63,7 +63,7 @@ def test_dropout_statistics(rate, width):
 
 @pytest.mark.parametrize("rate", [0.1, 0.3])
 def test_dropout_in_bfloat16_scales_without_a_bias(rate):
-    """The constant 1 / (1 - rate) is not rounded, only each product is."""
+    """The factor 1 / (1 - rate) is not rounded to bfloat16; only each product is."""
     x = np.random.default_rng(0).uniform(1, 2, (512, 512)).astype(jnp.bfloat16)
     y = np.asarray(layers.dropout(jnp.asarray(x), rate, jax.random.key(0)), np.float64)
     x = np.asarray(x, np.float64)
@@ -109,7 +109,7 @@ def test_draw_gives_every_leaf_its_own_numbers():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_heads_turn_by_a_product_as_by_halves(dtype):
-    """To the last digit; gradients too, where they are rounded once."""
+    """Values are equal bit for bit; gradients are equal up to rounding."""
     x = jax.random.normal(jax.random.key(0), (2, 7, 3, 8), dtype)
     rope = rope_angles(jnp.arange(7)[None], 8, 100.0)
     weights = jax.random.normal(jax.random.key(1), x.shape)

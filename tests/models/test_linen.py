@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The encoder as a Flax module: by itself, in other modules, in NNX, from a run."""
+"""The encoder as a Flax module: alone, in another module and in NNX."""
 
 import flax.linen as nn
 import jax
@@ -59,7 +59,7 @@ def test_parameters_of_another_config_are_refused(params):
 
 
 class Classifier(nn.Module):
-    """A module of a user's own around the encoder."""
+    """A user's module around the encoder."""
 
     cfg: EncoderConfig
 
@@ -70,7 +70,7 @@ class Classifier(nn.Module):
 
 
 def test_in_a_module_of_ones_own_it_trains_from_a_checkpoint(params):
-    """The encoder's gradients are those of the plain function."""
+    """The encoder's gradients equal those of the plain function."""
     module, labels = Classifier(CFG), jnp.array([0, 2])
     variables = module.init(jax.random.key(0), BATCH)
     assert variables["params"].keys() == {"encoder", "classes"}
@@ -97,7 +97,7 @@ def test_in_a_module_of_ones_own_it_trains_from_a_checkpoint(params):
 
 
 def test_the_bridge_to_nnx(params):
-    """Parameters of a checkpoint go in, gradients come out, under nnx's transforms."""
+    """A model bridged to NNX uses a checkpoint's parameters and has their gradients."""
     model = nnx.bridge.ToNNX(linen.Encoder(CFG), rngs=nnx.Rngs(0)).lazy_init(BATCH)
     state = nnx.state(model, nnx.Param)
     pure = nnx.to_pure_dict(state)

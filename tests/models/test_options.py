@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each switch of EncoderConfig alone, and the families that combine them."""
+"""Each option of EncoderConfig alone, and the families that combine them."""
 
 import dataclasses
 
@@ -70,7 +70,7 @@ OPTIONS = {
     "skips": dict(embedding_skip=True, value_skip=True, unet_skips=True),
     "modernbert": MODERN,
 }
-# The others run with the slow tests.
+# The other options run with the slow tests.
 FAST = [
     "factorised",
     "relative",
@@ -85,7 +85,7 @@ INIT = fetched(encoder.init, static_argnums=1)
 
 
 def with_options(name):
-    """Return (config, parameters large enough for differences to show)."""
+    """Return (config, parameters large enough for differences to be visible)."""
     cfg = dataclasses.replace(CFG, **OPTIONS[name])
     return cfg, blurred(cfg)
 
@@ -160,7 +160,7 @@ def test_each_leaf_learns_and_has_one_row_of_the_sharding_table(name):
         where = "encoder/" + path_name(path)
         assert len(axes_of(where).split()) == grad.ndim, where
         assert bool(np.isfinite(grad).all()), where
-        # A bias of keys moves all scores of a query alike.
+        # A key bias changes all scores of a query equally, so its gradient is 0.
         if cfg.position_embedding_type == "rope" or "key/bias" not in where:
             assert float(np.abs(grad).max()) > 1e-4, where
     for change in (dict(unroll=0, remat="full"), dict(remat="dots")):
@@ -297,7 +297,7 @@ def test_a_window_by_hand():
         [1, 1, 1, 0, 0],
         [0, 1, 1, 0, 0],
         [0, 0, 1, 1, 0],
-        [0, 0, 0, 0, 1],  # padding too far from all: itself
+        [0, 0, 0, 0, 1],  # padding too far from all others sees itself
     ]
     np.testing.assert_array_equal(mask, np.array(expected, bool))
     packed = AttentionMask(jnp.array([[1, 1, 2, 2, 0]]), True, window=9).boolean
@@ -308,7 +308,8 @@ def test_a_window_by_hand():
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("name", ["local", "local_global", "modernbert"])
 def test_a_token_moves_its_window_and_no_more(name, layers):
-    """A window a layer; a global layer, the first of every two or three, moves all."""
+    """Each layer extends the reach by its window; a global layer (the first of every
+    two or three) reaches all tokens."""
     cfg = dataclasses.replace(CFG, **OPTIONS[name], num_hidden_layers=layers)
     params = with_options(name)[1]
     params["layers"] = jax.tree.map(
@@ -357,8 +358,8 @@ def test_sizes_of_the_families_are_whole(family):
     for size, shape in known.sizes.items():
         options = {"intermediate_size": 4 * shape["hidden_size"], **known.fixed}
         cfg = EncoderConfig(vocab_size=99, **{**options, **shape})
-        assert cfg.head_dim in (64, 96, 128), size  # 96: PLATO-XL's
-        assert cfg.max_length in (512, 1024, 8192, 2**24)  # T5's have no limit
+        assert cfg.head_dim in (64, 96, 128), size  # 96: PLATO-XL
+        assert cfg.max_length in (512, 1024, 8192, 2**24)  # T5 has no limit
         assert flops_per_token(cfg, 128, 20) > 0
 
 

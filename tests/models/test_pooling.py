@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vectors of sequences, by hand."""
+"""Pooled vectors of sequences, compared with values by hand."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +23,7 @@ def test_each_sequence_of_a_packed_row():
         "cls_positions": jnp.array([[0, 2, 0]]),
     }
     assert means(X, batch)[0, :2].tolist() == [[1, 2], [6, 7]]
-    assert np.isfinite(means(X, batch)).all()  # of no sequence, too
+    assert np.isfinite(means(X, batch)).all()  # also without a sequence
     assert first_tokens(X, batch)[0, :2].tolist() == [[0, 1], [4, 5]]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Relative positions: T5's buckets, one table of biases for all layers."""
+"""Relative positions: T5's buckets, and one table of biases for all layers."""
 
 import dataclasses
 
@@ -31,9 +31,9 @@ CFG = EncoderConfig(
     relative_attention_num_buckets=8,
     relative_attention_max_distance=6,
 )
-# Where buckets begin, for 32 of them up to 128 tokens away: transformers 5.23,
-# T5Attention._relative_position_bucket of memory - query.
-BEHIND = [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91]  # of an encoder
+# Distances at which buckets begin, with 32 buckets and a maximum distance of 128, by
+# T5Attention._relative_position_bucket (memory - query) of transformers 5.23.
+BEHIND = [0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91]  # encoder, one side
 DECODER = [*range(17), 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
 
 
@@ -116,7 +116,7 @@ REAL = np.ones((2, L), np.int32)
 
 
 def test_tokens_may_lie_anywhere_in_memory():
-    """With position_ids and steps: what counts is where a token says that it is."""
+    """With position_ids and steps, the order of tokens in the row does not matter."""
     steps = np.array([[0] * 9 + [-1, -1, 1, 1, -2]] * 2, np.int32)
     places = np.array([[*range(9), 3, 4, 3, 4, 7]] * 2, np.int32)
     batch = {"input_ids": IDS, "attention_mask": REAL, "attention_steps": steps}
@@ -125,14 +125,14 @@ def test_tokens_may_lie_anywhere_in_memory():
     order = np.random.default_rng(3).permutation(L)
     moved = apply(PARAMS, CFG, {k: v[:, order] for k, v in batch.items()}).hidden
     np.testing.assert_allclose(moved, wanted[:, order], atol=2e-5)
-    near = {**batch, "position_ids": places // 2}  # and it does count
+    near = {**batch, "position_ids": places // 2}  # positions matter
     assert np.abs(np.asarray(apply(PARAMS, CFG, near).hidden) - wanted).max() > 0.1
 
 
 @pytest.mark.parametrize("unroll", [0, 1])
 @pytest.mark.parametrize("is_decoder", [False, True])
 def test_at_some_positions_and_in_a_loop(is_decoder, unroll):
-    """Values, and the gradient of the table, which all layers share."""
+    """Values and the gradient of the table, which all layers share, are the same."""
     cfg = dataclasses.replace(CFG, is_decoder=is_decoder, unroll=unroll, remat="full")
     plain = dataclasses.replace(CFG, is_decoder=is_decoder)
     at = np.array([[3, 0, 13], [13, 7, 7]], np.int32)
@@ -160,7 +160,7 @@ def test_at_some_positions_and_in_a_loop(is_decoder, unroll):
 def test_attention_maps_have_it():
     batch = {"input_ids": IDS, "attention_mask": REAL}
     params = jax.tree.map(jnp.asarray, PARAMS)
-    # Bucket 1, of the key one place behind, outweighs all else.
+    # Bucket 1, for the key one position before the query, outweighs all others.
     table = jnp.zeros((8, 2)).at[1].set(50.0)
     params = {**params, "embeddings": {**params["embeddings"], "relative": table}}
     found = jax.jit(attention_maps.attention_maps, static_argnums=1)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Switches without a family: each against its formula, in every form that runs it.
+"""Options that no family uses: each against its formula, in every form of the program.
 
-The reference is numpy in float64, written from the formulas, a layer at a time.
+The reference is numpy in float64, written from the formulas, one layer at a time.
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ SWITCHES = {
     "all": dict(qk_norm=True, embedding_skip=True, value_skip=True, unet_skips=True),
 }
 by_switch = pytest.mark.parametrize("switch", SWITCHES)
-# Of the programs that cost most to compile one switch's run always.
+# Programs that are slow to compile run for one switch only, unless slow tests run.
 slow = pytest.mark.slow
 FAST = ("all",)
 by_some = pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def batch():
 
 
 def with_switch(form, switch, **more):
-    """Return (config, parameters far enough from where they begin to matter)."""
+    """Return (config, parameters far enough from their initial values to matter)."""
     cfg = replace(FORMS[form], **SWITCHES[switch], **more)
     draw = np.random.default_rng(0)
     made = jax.device_get(encoder.init(jax.random.key(0), cfg))
@@ -99,7 +99,7 @@ def dense(p, x):
 
 
 def turn(x):
-    """Turn the halves of each head's [B, L, H, K] by the angle of their position."""
+    """Rotate the halves of each head, x [B, L, H, K], by the angles of its position."""
     half = x.shape[-1] // 2
     angle = np.arange(L)[:, None] * 10_000.0 ** (-np.arange(half) / half)
     cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
@@ -175,7 +175,7 @@ def test_hidden_states_are_those_of_the_formula(switch, form):
 
 
 def off(switch):
-    """Return the switch's options as they are where nobody sets them."""
+    """Return the default values of the switch's options."""
     return {name: getattr(POST, name) for name in SWITCHES[switch]}
 
 
@@ -204,7 +204,7 @@ def test_every_form_of_the_program_gives_the_same(switch, form):
 @by_form
 @by_some
 def test_gradients_in_every_form(switch, form):
-    """Each leaf learns; the loop, and what is computed again, change no gradient."""
+    """Each leaf has a gradient; a loop over layers and remat do not change it."""
     cfg, params = with_switch(form, switch)
     weights = np.random.default_rng(3).standard_normal((B, 2, D))
     at = np.int32([[0, 3], [2, 1]])
@@ -216,7 +216,7 @@ def test_gradients_in_every_form(switch, form):
     grads = gradient(params, cfg)
     for path, grad in jax.tree_util.tree_leaves_with_path(grads):
         where = jax.tree_util.keystr(path)
-        if "'key']['bias" not in where:  # which moves all scores of a query alike
+        if "'key']['bias" not in where:  # it changes all scores of a query equally
             assert (np.abs(grad).reshape(len(grad), -1).max(1) > 1e-6).all() or (
                 "word" in where or "position" in where
             ), where
@@ -237,7 +237,7 @@ def test_bfloat16_stays_bfloat16(switch):
 
 @by_some
 def test_attention_maps_are_of_what_the_layers_see(switch, monkeypatch):
-    """The weights of each layer, as made of what its `attend` is given."""
+    """The maps are the weights computed from the arguments of each layer's `attend`."""
     cfg, params = with_switch("pre", switch)
     maps = jax.jit(attention_maps, static_argnums=1)(params, cfg, batch())
     seen = []
@@ -255,7 +255,7 @@ def test_attention_maps_are_of_what_the_layers_see(switch, monkeypatch):
 
 @slow
 def test_runs_side_by_side_are_each_as_alone():
-    """As a sweep maps them."""
+    """Under vmap, as a sweep runs them."""
     cfg, one = with_switch("pre", "all", unroll=1)
     other = jax.tree.map(lambda x: 1.5 * x, one)
     both = jax.tree.map(lambda *parts: jnp.stack(parts), one, other)
@@ -267,7 +267,7 @@ def test_runs_side_by_side_are_each_as_alone():
 # ---------------------------------------------------------------- depths, and none
 @pytest.mark.parametrize("layers", [2, pytest.param(4, marks=slow)])
 def test_an_even_number_of_layers(layers):
-    """Of two, what is left of the second half without the last layer is nothing."""
+    """With two layers, the second half without the last layer is empty."""
     cfg, params = with_switch("pre", "all", num_hidden_layers=layers)
     real = batch()["attention_mask"] > 0
     expected = reference(params, cfg)
@@ -316,7 +316,7 @@ def test_outputs_that_begin_as_zero_add_nothing(form):
         into["kernel"] = jnp.zeros_like(into["kernel"])
     jax.tree.map(np.testing.assert_array_equal, params, plain)
     depths = encoder.apply_layers(params, cfg, batch(), lambda x: x)
-    for x in depths[1:-1]:  # a norm of what is normalised is the same
+    for x in depths[1:-1]:  # a second norm changes nothing
         np.testing.assert_allclose(x, depths[0], **close)
 
 
@@ -328,7 +328,7 @@ def test_outputs_that_begin_as_zero_add_nothing(form):
     ],
 )
 def test_outputs_that_begin_as_zero_move(name):
-    """Those of every layer, and then what stands before them too."""
+    """In every layer the zero kernels change first, then the kernels before them."""
     cfg = replace(PRE, zero_init_outputs=True, unroll=1)
     weights = np.random.default_rng(3).standard_normal((B, L, D))
     params = begin = encoder.init(jax.random.key(0), cfg)
