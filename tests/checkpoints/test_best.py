@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that keep their best checkpoint and end when nothing gets better."""
+"""Runs that keep their best checkpoint and stop early without improvement."""
 
 import csv
 import json
@@ -25,7 +25,7 @@ LOSS = "eval/valid/classify_loss"
 
 @pytest.fixture(scope="module")
 def wanted(vocabulary, tmp_path_factory):
-    """Arguments of a run that gets worse: it learns the opposite of data.valid."""
+    """Arguments of a run that gets worse: its training labels contradict data.valid."""
     folder = tmp_path_factory.mktemp("tables")
     words = (["clear", "simple", "fast"], ["wrong", "slow", "missing"])
     for name, labels in (("train", "yn"), ("valid", "ny")):
@@ -57,7 +57,7 @@ def wanted(vocabulary, tmp_path_factory):
 
 @pytest.fixture(scope="module", autouse=True)
 def no_handlers():
-    """No run leaves a signal handler."""
+    """Keep runs from installing signal handlers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StopSignal, "install", lambda self: None)
         yield
@@ -65,14 +65,14 @@ def no_handlers():
 
 @pytest.fixture(scope="module")
 def ended(wanted, tmp_path_factory):
-    """The workdir of that run."""
+    """The workdir of the run of `wanted`, which stopped early."""
     workdir = tmp_path_factory.mktemp("ended") / "run"
     assert train.main([*wanted, f"--workdir={workdir}"]) == 0
     return workdir
 
 
 def test_long_runs_are_soon_compared():
-    """Each evaluation looks through the ones before it once."""
+    """The tracker searches all past scores once per evaluation, not once per score."""
     scores = [(step, 1.0 / step) for step in range(1, 20_001)]
     tracker = best.BestTracker("eval/v/mlm_loss", 3, {}, scores)
     looks = []
@@ -112,7 +112,7 @@ def test_an_ended_run_does_nothing_more(wanted, ended, capsys):
 
 @pytest.mark.parametrize("side", ["train", "valid"])
 def test_an_ended_run_of_other_data(wanted, ended, tmp_path, side, capsys):
-    """It is told which key; the same rows under another name are the same run."""
+    """The refusal names the key; a file with another name and the same rows is fine."""
     given = dict(x.split("=", 1) for x in wanted)
     rows = Path(given[f"--config.data.{side}"]).read_text()
     file = tmp_path / "rows.csv"
@@ -134,7 +134,8 @@ def test_an_ended_run_of_other_data(wanted, ended, tmp_path, side, capsys):
 
 
 def test_killed_and_gone_on_with_it_is_the_same(wanted, ended, tmp_path, capsys):
-    """Killed behind the best evaluation, and just before the end was written down."""
+    """A run ends the same if it was killed after its best evaluation, or just before it
+    recorded its end."""
     again = tmp_path / "again"
     shutil.copytree(ended, again)
     kept, *later = manifest.steps(ended)
@@ -188,7 +189,7 @@ def test_an_interval_that_is_not_set():
 
 @pytest.mark.slow
 def test_two_processes_end_together(arguments, environment, tmp_path):
-    """Pretraining, by its loss, which does not change without a rate."""
+    """Pretraining at a learning rate of 0, whose loss does not change, stops early."""
     more = ["optim.lr=0", "eval.every.steps=2", "eval.patience=2", "eval.best=auto"]
     given = [*arguments, *(f"--config.{m}" for m in more)]
     code, said = launch(2, 1, [*given, f"--workdir={tmp_path}"], environment)
@@ -224,7 +225,8 @@ def test_scores():
 
 
 def test_a_term_that_a_run_knows_to_be_a_loss():
-    """Its name decides where run.json, of an earlier version, says nothing."""
+    """run.json says whether a term is a loss; without that (earlier versions) its name
+    does."""
     known = {"contrast": False, "entropy": True}
     names = "eval/v/contrast", "eval/v/entropy", "eval/contrast/f1", "eval/v/mlm_loss"
     assert [best.falls(name, known) for name in names] == [True, False, False, True]
@@ -235,7 +237,7 @@ def test_a_term_that_a_run_knows_to_be_a_loss():
 
 
 def test_what_is_not_kept_is_not_taken(tmp_path):
-    """As where a run is killed before its best step is saved."""
+    """A best step without a checkpoint (the run was killed before) is not used."""
     rows = [{"step": n, "eval/v/f1": v} for n, v in ((2, 0.5), (4, 0.7), (6, 0.9))]
     text = "\n".join(map(json.dumps, rows)) + "\n"
     (tmp_path / "metrics.jsonl").write_text(text)

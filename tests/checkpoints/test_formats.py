@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of each format that there was are read, and hold what they say.
+"""Checkpoints of every earlier format can be read and have the right contents.
 
-testdata/checkpoint_format_1.zip: step 1 of a small model, as the last version of that
-format wrote it. Every parameter counts up in 64ths from its `START`; the average is
-the parameters + 1.
+testdata/checkpoint_format_1.zip: step 1 of a small model, as the last version with that
+format wrote it. The values of every parameter count up in 64ths from its `START`; the
+average is the parameters + 1.
 """
 
 import zipfile
@@ -64,7 +64,7 @@ def make_tx():
 
 
 def plan(freeze="", mesh=None):
-    """Return the first state, and what restoring it asks for."""
+    """Return (initial state, shapes and shardings for restoring it)."""
     mesh = mesh or make_mesh(devices=jax.devices()[:1])
     tx, sizes = make_tx(), frozen_sizes(make_params(), read_freeze(freeze))
     how = dict(guarded=True, averaged=True, freeze=sizes)
@@ -106,7 +106,7 @@ def test_the_first_format(checkpoints, tmp_path):
 
 
 def test_what_is_frozen_is_saved_once(checkpoints, tmp_path):
-    """And is read as part of the model, of its average too."""
+    """Frozen parameters are saved once; the model and its average are read with them."""
     state, wanted = plan(FREEZE)
     ema = jax.tree.map(lambda p: p + 1, state.params)
     state = state._replace(ema=ema)
@@ -120,7 +120,7 @@ def test_what_is_frozen_is_saved_once(checkpoints, tmp_path):
     _, wanted_on_eight = plan(FREEZE, make_mesh(2, 2, 2))
     for asked in (wanted, wanted_on_eight):
         equal(checkpoints.restore(1, asked), state)
-    # Another run takes parameters whole, and may freeze others.
+    # Another run, which may freeze other parameters, reads whole parameters.
     _, whole = plan()
     equal(warm_start(folder, whole.params, lambda text: None), make_params())
 

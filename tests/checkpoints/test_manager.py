@@ -41,8 +41,10 @@ def init(width=4):
 
 
 def make(mesh=None, make_params=init, tx=TX, more=(False, False)):
-    """Return (state, what restoring asks for); more: has it a guard, a moving average,
-    one of its tail."""
+    """Return (state, shapes and shardings for restoring it).
+
+    more: whether it has a guard, a moving average, an average of the tail.
+    """
     mesh = mesh or make_mesh(2, 2, 2)
     shapes, shardings = plan_state(make_params, tx, mesh, (), *more)
     state = init_sharded(make_params, tx, mesh, shardings)
@@ -117,14 +119,15 @@ def test_some_are_kept_beside_the_newest(saved, tmp_path):
 
 
 def test_in_a_bucket_the_manifest_makes_a_checkpoint(saved, tmp_path, monkeypatch):
-    """There nothing is renamed: a rename would be a copy of one object at a time."""
+    """In a bucket nothing is renamed, as a rename would copy each object in turn; a
+    checkpoint counts when its manifest is written."""
     from etils import epath
 
     state, wanted = make()
     folder = epath.Path(tmp_path)
     for module in (manifest, manager):
         monkeypatch.setattr(module, "is_remote", lambda path: True)
-    (tmp_path / "checkpoints" / "9" / "state").mkdir(parents=True)  # of a killed run
+    (tmp_path / "checkpoints" / "9" / "state").mkdir(parents=True)  # a killed run's
     assert manifest.steps(folder) == []
     checkpoints = saved(keep_last=2, folder=folder)
     assert not (tmp_path / "checkpoints" / "9").exists()
@@ -162,7 +165,7 @@ def test_what_cannot_be_deleted_costs_no_new_one(saved, tmp_path, monkeypatch, r
 
 
 def test_a_step_that_was_saved_meanwhile_is_saved_again(saved, tmp_path):
-    """By a run of the same process that was interrupted while it saved."""
+    """A run of the same process saved the step, interrupted in the middle of it."""
     state, wanted = make()
     newer = state._replace(params=jax.tree.map(lambda x: x + 1, state.params))
     for checkpoints, one in ((saved(), state), (saved(), newer)):
@@ -181,7 +184,7 @@ def test_leftovers_of_a_killed_run_go(saved, tmp_path):
 
 
 def test_nothing_half_written_gets_a_number(saved, tmp_path, monkeypatch):
-    """The disk fills up under the manifest, the last file to be written."""
+    """The disk fills up at the manifest, the last file to be written."""
     state, _ = make()
     checkpoints = saved()
     checkpoints.save(1, state, {})
@@ -218,7 +221,7 @@ def test_a_checkpoint_of_another_model_is_refused(saved, tmp_path):
 
 
 def test_guard_and_average_come_and_go(saved):
-    """They begin anew where the checkpoint has none, and are left where none is asked.
+    """They start fresh if the checkpoint has none, and are dropped if not requested.
 
     Another optimizer's moments are refused, whatever else differs.
     """
@@ -241,7 +244,7 @@ def test_guard_and_average_come_and_go(saved):
 
 
 def test_the_average_of_a_tail_comes_and_goes(saved):
-    """It begins with none averaged, whether the checkpoint has none or a moving one."""
+    """It starts with a count of 0 if the checkpoint has none or a moving average."""
     tail, moving, none = (
         make(more=(False, *more))
         for more in ((False, True), (True, False), (False, False))
@@ -259,7 +262,7 @@ def test_the_average_of_a_tail_comes_and_goes(saved):
 
 
 def test_muons_momentum_of_before_is_read(saved):
-    """The first ones that were made orthogonal in bfloat16 had it in a pair."""
+    """The first version with Newton-Schulz in bfloat16 stored it in a pair."""
 
     def layered():
         kernel = jnp.arange(128.0).reshape(2, 8, 8)
@@ -305,7 +308,7 @@ def test_damage_is_seen(saved, tmp_path):
 # ---------------------------------------------------------------- init_from
 @pytest.fixture
 def other(saved, tmp_path):
-    """A checkpoint with an encoder without pooler, and an MLM bias."""
+    """A checkpoint with an encoder without a pooler, and an MLM bias."""
 
     def params():
         encoder = {"embeddings": {"word": jnp.full((8, 4), 3.0)}}

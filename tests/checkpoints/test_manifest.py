@@ -10,7 +10,7 @@ from bertjax.checkpoints import manifest
 
 @pytest.fixture
 def workdir(tmp_path):
-    """A workdir with whole checkpoints 4, 8 and 12."""
+    """A workdir with complete checkpoints 4, 8 and 12."""
     for step in (4, 8, 12):
         folder = tmp_path / "checkpoints" / str(step)
         (folder / "state" / "d").mkdir(parents=True)
@@ -120,7 +120,7 @@ def test_a_new_workdir(tmp_path):
 
 
 def test_a_later_format(workdir):
-    """A format this version cannot read is no damage: it must not be moved away."""
+    """A format too new to read is not damage, so the checkpoint must not be moved."""
     path = workdir / "checkpoints/12/manifest.json"
     said = {"format": manifest.FORMAT + 1, "files": {"state": "as it will be"}}
     said["checksum"] = manifest._own_checksum(said)
@@ -132,7 +132,7 @@ def test_a_later_format(workdir):
 
 
 def first_manifest(path):
-    """Write a manifest as the first ones were, without a checksum of its own."""
+    """Write a manifest in the first form, without a checksum of the manifest itself."""
     said = json.loads(path.read_text())
     del said["checksum"]
     said["format"] = 1
@@ -149,7 +149,7 @@ def test_the_first_manifests_are_read(workdir):
 
 @pytest.mark.parametrize("first", [False, True])
 def test_a_manifest_with_a_flipped_bit(workdir, first):
-    """In each byte: damage, never a later version or a traceback."""
+    """A flipped bit in any byte is damage, never a later version or a traceback."""
     folder = workdir / "checkpoints/4"
     path = folder / "manifest.json"
     if first:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files at the top of a workdir, the lock, and a workdir in a bucket."""
+"""The top-level files of a workdir, its lock, and a workdir in a bucket."""
 
 import json
 import os
@@ -41,9 +41,9 @@ def test_done_means_the_last_step_with_its_scores(tmp_path):
         {"step": 4, "eval/valid/mlm_loss": 1},
     )
     rows(tmp_path, train)
-    assert not workdir.is_done(tmp_path, 4, scored=True)  # a signal broke it off
+    assert not workdir.is_done(tmp_path, 4, scored=True)  # stopped by a signal
     assert workdir.is_done(tmp_path, 4, scored=False)  # nothing to score
-    rows(tmp_path, train, scores, end="")  # an unfinished line is none
+    rows(tmp_path, train, scores, end="")  # an incomplete line does not count
     assert not workdir.is_done(tmp_path, 4, scored=True)
     rows(tmp_path, train, scores)
     assert workdir.is_done(tmp_path, 4, scored=True)
@@ -52,7 +52,7 @@ def test_done_means_the_last_step_with_its_scores(tmp_path):
 
 
 def test_a_kill_while_a_workdir_is_begun_anew_leaves_its_files(tmp_path, monkeypatch):
-    """Each start writes them; commands that open the run read them meanwhile."""
+    """Each start rewrites them while other commands may read them."""
     how = {"config.json": "{}"}, {}, lambda folder: None
     workdir.begin(tmp_path, *how, np.arange(3))
 
@@ -67,7 +67,7 @@ def test_a_kill_while_a_workdir_is_begun_anew_leaves_its_files(tmp_path, monkeyp
 
 
 def test_a_machine_without_git(tmp_path, monkeypatch):
-    """As a container is: the run begins, and names no commit."""
+    """Without git, as in a container, the run starts and records no commit."""
     known = workdir.git_commit()
     assert known is None or len(known) == 40
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -77,7 +77,7 @@ def test_a_machine_without_git(tmp_path, monkeypatch):
 
 
 def test_the_commit_of_another_project_is_not_ours(tmp_path, monkeypatch):
-    """An environment often lies in the tree of the project that uses it."""
+    """A virtual environment is often inside the repository of another project."""
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     names = "-c user.name=x -c user.email=x commit -q --allow-empty -m x"
     subprocess.run(["git", "-C", tmp_path, *names.split()], check=True)
@@ -95,7 +95,7 @@ def test_an_evaluation_is_broken_off():
     asked = iter([False, True])
     assert step.run_eval(evaluate, None, [1, 3, 5], lambda: next(asked)) is None
 
-    def with_stop(params, batch):  # another host was asked
+    def with_stop(params, batch):  # another host got a signal
         return {"loss": (np.float32(1), np.float32(1)), "stop": (batch > 1, 1)}
 
     assert step.run_eval(with_stop, None, [0] * 3) == {"loss": 1.0}
@@ -125,7 +125,7 @@ def test_a_bucket_holds_a_workdir(bucket):
     path = manifest.as_path("gs://bucket/run")
     assert atomic.is_remote(path)
     with directories.lock(path), directories.lock(path):
-        pass  # nothing keeps a second process out of a remote one
+        pass  # a remote workdir is not locked
 
     def save(folder):
         with open(f"{folder}/vocab.txt", "w") as f:
@@ -144,7 +144,7 @@ def test_a_bucket_holds_a_workdir(bucket):
 
     writer = JsonlWriter(path, 0)
     writer.write({"step": 1, "train/loss": 1.0})
-    writer.flush()  # a checkpoint follows: its rows are there
+    writer.flush()  # a checkpoint follows, which needs these rows
     writer.write({"step": 2, "train/loss": 1.0})
     writer.close()
     assert len((bucket / "run/metrics.jsonl").read_text().splitlines()) == 2

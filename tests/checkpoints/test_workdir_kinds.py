@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workdirs of every kind: who may go on in them, and what they are said to lack."""
+"""Workdirs of every kind: which commands may continue them, and what they lack."""
 
 import json
 
@@ -12,7 +12,7 @@ from bertjax.config import schema, serialize
 
 
 def make(path, said=None):
-    """Write a workdir's config and, of its checkpoint, what that says of itself."""
+    """Write a workdir's config and, if given, `said` as its checkpoint's meta.json."""
     path.mkdir(exist_ok=True)
     (path / "config.json").write_text(serialize.to_json(schema.base()))
     (path / "overrides.json").write_text("{}")
@@ -30,7 +30,7 @@ def make(path, said=None):
         ({"config": {}, "stores": {}, "runs": []}, workdir_kinds.SWEEP),
         ({"config": {}, "sentences": {}}, workdir_kinds.CONVERTED),
         ({"config": {}, "compressed": {}}, workdir_kinds.COMPRESSED),
-        ({}, workdir_kinds.RUN),  # damaged, as its checksum says
+        ({}, workdir_kinds.RUN),  # damaged: the checksum will tell
     ],
 )
 def test_kinds(tmp_path, said, what):
@@ -50,7 +50,7 @@ def test_kinds(tmp_path, said, what):
 
 @pytest.mark.parametrize("allow", [False, True])
 def test_a_converted_model_is_no_run(tmp_path, allow):
-    """Said before its config is compared, of which every key would differ."""
+    """It is refused before configs are compared, which would list every key."""
     other = schema.base()
     other.optim.lr = 0.5
     path = make(tmp_path, {"config": {}})
@@ -60,7 +60,7 @@ def test_a_converted_model_is_no_run(tmp_path, allow):
 
 
 def test_what_is_missing(tmp_path):
-    """A workdir that lost its checkpoints has a config.json."""
+    """The message says what is missing: a directory, config.json or checkpoints."""
     cases = {tmp_path / "a": "no such directory"}
     (tmp_path / "b").mkdir()
     cases[tmp_path / "b"] = "holds no checkpoint, and no config.json"
@@ -91,14 +91,14 @@ def test_damaged_results(tmp_path, text):
 @pytest.mark.parametrize("allow", [False, True])
 @pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model.bin"])
 def test_a_hugging_face_model_is_no_workdir(tmp_path, weights, allow):
-    """Its config.json would be overwritten."""
+    """A run there would overwrite the model's config.json."""
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     (tmp_path / weights).write_bytes(b"")
     with pytest.raises(UserError, match=f"holds a Hugging .*init_from={tmp_path}$"):
         workdirs.check_workdir(tmp_path, schema.base(), allow)
     (tmp_path / "config.json").write_text(serialize.to_json(schema.base()))
     (tmp_path / weights).unlink()
-    workdirs.check_workdir(tmp_path, schema.base(), allow)  # killed as it began
+    workdirs.check_workdir(tmp_path, schema.base(), allow)  # killed at its start
 
 
 @pytest.mark.parametrize("text", ["", "{not json", "[]"])

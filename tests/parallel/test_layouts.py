@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same 20 steps on any mesh and in any number of micro-batches (promise 3)."""
+"""20 steps give the same result on any mesh and with any number of micro-batches."""
 
 import dataclasses
 
@@ -16,11 +16,11 @@ CFG = tiny_encoder(V, L, num_hidden_layers=2)
 
 
 def make_batch(step):
-    """Make rows whose numbers of tokens and of predictions differ, some have none."""
+    """Make rows with different numbers of tokens and predictions, some with none."""
     draw = np.random.default_rng(step)
     lengths = draw.integers(4, L + 1, B)[:, None]
     predictions = draw.integers(0, P + 1, B)
-    predictions[: B // 4] = 0  # a whole device or micro-batch without any
+    predictions[: B // 4] = 0  # a device or micro-batch without any
     return {
         "input_ids": draw.integers(0, V, (B, L)).astype(np.int32),
         "attention_mask": (np.arange(L) < lengths).astype(np.int32),
@@ -36,7 +36,7 @@ def run(mesh, accumulate=1, dropout=0.0, **change):
     """Return (rows of metrics, final parameters)."""
     cfg = dataclasses.replace(CFG, **{"hidden_dropout_prob": dropout} | change)
     objective, _ = make_objective("mlm+nsp", cfg)
-    batches = [make_batch(step % 2) for step in range(STEPS)]  # to be learnt
+    batches = [make_batch(step % 2) for step in range(STEPS)]  # to be learned
     return train_steps(objective, mesh, batches, accumulate)
 
 
@@ -123,7 +123,7 @@ def test_accumulation_agrees(one_device, devices, parts):
 
 @pytest.mark.slow
 def test_dropout_depends_on_seed_and_step_alone(one_device):
-    """Bit-equal when repeated; another run at dropout 0."""
+    """A repeated run is equal bit for bit, and differs from a run without dropout."""
     a, b = (run(single(), dropout=0.3) for _ in range(2))
     jax.tree.map(np.testing.assert_array_equal, a, b)
     assert a[0][3]["train/loss"] != one_device[0][3]["train/loss"]

@@ -67,7 +67,7 @@ def test_each_leaf_has_one_row_and_each_row_a_leaf():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_rounded_and_decays_goes_by_name_in_every_family(family):
-    """The rule by axes, for heads from outside, changes nothing in shipped models."""
+    """The rule by axes (for heads from outside) agrees with names in shipped models."""
     made = command_line.parse(
         ["--config=bert.py", f"--config.model.family={family}"]
     ).config
@@ -132,7 +132,7 @@ def test_shipped_sizes_fit_every_layout(name, layout):
     n, d, heads, width = whole
     computed = NamedSharding(mesh, spec("layers embed heads head")).shard_shape(whole)
     assert computed == (n, d // fsdp, heads // tensor, width)
-    # Masters and moments are split over data too.
+    # Master parameters and moments are split over the data axis too.
     assert kernel.num_devices == 8
     assert math.prod(kernel.shard_shape(whole)) * (8 if d > 128 else fsdp * tensor) == (
         math.prod(whole)
@@ -158,7 +158,7 @@ def test_what_is_kept_is_split_over_the_data_axis_too():
         P(None, "tensor", "data", "fsdp")
     )
     assert kept("layers width", (12, 768)) == P(None, None)  # small
-    assert kept("vocab embed", (30_523, 2 * 767)) == P(None, "fsdp")  # nothing divides
+    assert kept("vocab embed", (30_523, 2 * 767)) == P(None, "fsdp")  # no axis divides
 
 
 def test_what_does_not_divide_is_refused():
@@ -179,7 +179,7 @@ def test_constrain_needs_no_mesh():
 
 # ---------------------------------------------------------------- the state
 def test_moments_lie_like_their_parameters():
-    """Born sharded, and a parameter's shape decides nothing by itself."""
+    """Moments are created sharded as their parameters are, found by path, not shape."""
     mesh = make_mesh(2, 2, 2)
     objective, _, _ = shapes_of("bert.py:tiny")
     tx = make_optimizer(
@@ -276,7 +276,7 @@ def test_one_process_makes_all_rows():
 
 
 def test_rows_of_a_process_need_not_be_contiguous(monkeypatch):
-    class Sharding:  # two of four devices are ours, as on a torus; a twin by tensor
+    class Sharding:  # this process has two of four devices; "twin" shares a's rows
         def addressable_devices_indices_map(self, shape):
             low, high = (slice(0, 2),), (slice(4, 6),)
             return {"a": low, "b": high, "twin of a": low}
@@ -292,7 +292,7 @@ def test_batches_arrive_split_over_data_and_fsdp():
         fed = feed.to_devices([batch, batch], mesh, [8, 8])
         got = next(fed)
         with pytest.raises(Exception, match="Disallowed host-to-device"):
-            got["a"] + batch["a"]  # between two batches as well
+            got["a"] + batch["a"]  # the guard still holds between batches
     fed.close()
     np.testing.assert_array_equal(got["b"] + batch["b"], 2 * batch["b"])
     for name, rows in batch.items():
@@ -307,7 +307,7 @@ def test_a_flag_sums_to_its_hosts():
 
 
 class Device:
-    """A CPU in the place of another device."""
+    """A CPU device with the attributes of another kind of device."""
 
     def __init__(self, device, **more):
         self.device = device
@@ -318,7 +318,7 @@ class Device:
 
 
 def test_data_alone_goes_between_slices():
-    """Devices of two slices, as a multi-slice pod shows them."""
+    """Only the data axis may span the two slices of a multi-slice pod."""
     kind = dict(platform="tpu", device_kind="TPU v4", core_on_chip=0)
     devices = [
         Device(d, slice_index=i // 4, coords=(i % 2, i // 2 % 2, 0), **kind)
@@ -331,7 +331,7 @@ def test_data_alone_goes_between_slices():
 
 
 def test_any_axis_goes_between_machines_with_gpus():
-    """Processes numbered in turn over two machines, as Slurm's cyclic order has it."""
+    """Processes are numbered alternately over two machines, Slurm's cyclic order."""
     devices = [
         Device(d, platform="gpu", device_kind="NVIDIA H100", slice_index=i % 2)
         for i, d in enumerate(jax.devices()[:8])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watch over the other hosts, with a coordination service of threads."""
+"""The watch over the other hosts; hosts are threads with a common service."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ LIMIT = 1.0
 
 
 class Service:
-    """jax's key-value store; while `silent` it gives no answer."""
+    """A stand-in for jax's key-value store; it blocks while `silent` is set."""
 
     def __init__(self):
         self.rows, self.silent = {}, threading.Event()
@@ -30,7 +30,7 @@ class Service:
 
 @pytest.fixture
 def pod():
-    """Three hosts that watch each other, and the statuses they ended with."""
+    """Three hosts that watch each other, the service, and the hosts' exit statuses."""
     service, ended = Service(), {}
     watches = [
         Watch(LIMIT, end=lambda code, i=i: ended.setdefault(i, code)) for i in range(3)
@@ -45,7 +45,7 @@ def pod():
 
 
 def until(what):
-    stop = time.monotonic() + 60  # of a machine with much else to do
+    stop = time.monotonic() + 60  # enough for a busy machine
     while not what() and time.monotonic() < stop:
         time.sleep(0.05)
     assert what()
@@ -58,7 +58,7 @@ def test_a_lost_host_ends_the_others(pod, capsys):
         watch.pause()
     time.sleep(3 * watches[0].interval)
     watches[2].leaving.set()
-    watches[2].closed.set()  # no more signs of life
+    watches[2].closed.set()  # it sends no more signs of life
     until(lambda: ended == {0: 1, 1: 1})
     said = capsys.readouterr().err
     assert said.count("error: host 2 gives no sign of life for 1 s (hosts.tim") == 2
@@ -118,12 +118,12 @@ def test_what_a_broken_collective_says(said, broken):
 
 
 def test_other_errors_of_the_runtime_are_not_searched_for(pod, capsys):
-    """They are said at once: all hosts are there."""
+    """They are raised at once, without a search for a lost host."""
     watches, _, ended = pod
     begun = time.monotonic()
     with pytest.raises(jax.errors.JaxRuntimeError, match="ptxas"), watches[0]:
         raise jax.errors.JaxRuntimeError("INTERNAL: ptxas fatal")
-    # Host 0 waits for the others to have heard of it.
+    # Host 0 waits until the others know of the error, less than the limit.
     assert time.monotonic() - begun < LIMIT
     assert "a collective failed" not in capsys.readouterr().err
     until(lambda: ended.keys() >= {1, 2})
@@ -145,7 +145,7 @@ def test_a_host_that_lives_and_stands_still(pod, capsys):
 
 
 def test_before_a_step_was_measured_it_may_take_longer(pod, monkeypatch, capsys):
-    """A healthy call of many steps can be longer than the limit; not for ever."""
+    """A healthy call of many steps may take longer than the limit, but not forever."""
     watches, _, ended = pod
     for watch in watches:
         watch.tick(1000)
@@ -173,9 +173,7 @@ def test_slow_compiles_evaluations_and_saves_are_no_loss(pod):
         watch.tick(1, steady=False)
     watches[0].tick(2)
     watches[0].pause()
-    watches[
-        1
-    ].longest = LIMIT  # steps of that length were seen: ten times that is allowed
+    watches[1].longest = LIMIT  # the longest step so far; ten times that is allowed
     watches[1].tick(2)
     time.sleep(1.5 * LIMIT)
     assert not ended and watches[0].verdict() is None

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees in the layout of bertjax, whose layers are of very different sizes: one norm
-for all of them would show."""
+"""Trees in bertjax's layout with layers of very different scales, so that a test fails
+if the layers of a stacked leaf share one norm."""
 
 import jax
 import numpy as np

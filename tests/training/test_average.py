@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The average of a run's tail: in the step, by the clock, in a run that is resumed."""
+"""The average of a run's tail: in a step, by the clock, in a resumed run."""
 
 import shutil
 
@@ -20,7 +20,7 @@ from bertjax.training.step import make_train_step
 def steps_from(average_from):
     """Make run(targets, times) -> the states after each update of (kernel - target)^2.
 
-    times: of the schedule, None where the step is the time.
+    times: the schedule's times by the clock; None if steps are the time.
     """
     schedule = make_schedule("constant", 0.1, 0, 10)
     tx = make_optimizer("adamw", schedule, wd=0.0, b1=0.9, b2=0.99, eps=1e-6, clip=1.0)
@@ -50,7 +50,7 @@ def steps_from(average_from):
 
 
 def check(states, inside):
-    """Compare averages with the mean of the parameters after the updates `inside`."""
+    """Check the averages: means of the parameters after each update in `inside`."""
     kept = []
     for i, state in enumerate(states):
         kept += [np.float64(state.params["kernel"])] * (i in inside)
@@ -86,7 +86,7 @@ def test_a_skipped_update_is_not_in_the_mean():
 
 
 def test_the_clock_says_when_it_begins():
-    """Half of the time is over after two updates, of which the third is the first."""
+    """Half of the time has passed at the third update, so averaging begins with it."""
     shares = [0.0, 0.45, 0.5, 0.51, 0.9, 1.0]
     times = [CLOCK_UPDATES * share for share in shares]
     states = steps_from(CLOCK_UPDATES // 2)(TARGETS[:6], times)
@@ -132,8 +132,8 @@ def stored(workdir, step, part):
 
 @pytest.mark.slow
 def test_a_run_and_its_continuation(arguments, tmp_path):
-    """The average is the mean of what was saved; a run that was cut short in its tail
-    ends as one that was not."""
+    """The average is the mean of the saved parameters. A run resumed within its tail
+    ends with the parameters and the average of an uninterrupted one."""
     more = ["total.steps=6", "checkpoint.every.steps=1", "checkpoint.keep_every=1"]
     more += ["eval.every.steps=6", "optim.average.percent=50", "log.writers=jsonl"]
     given = [*arguments, *(f"--config.{one}" for one in more)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clock of a budget: what is written before each update, and read again."""
+"""The clock of a budget: times are recorded before each update and read on resume."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ def clock(tmp_path):
 
 
 def take(clock, now, step, pauses):
-    """Begin updates after the pauses; return their times in seconds."""
+    """Start an update after each pause; return the updates' times in seconds."""
     batches = clock.stamp(({} for _ in pauses), step)
     out = []
     for pause in pauses:
@@ -46,26 +46,27 @@ def test_times_are_repeated_and_go_on(clock, tmp_path):
     first = clock(0, now)
     assert take(first, now, 0, [0, 2, 2, 2]) == pytest.approx([0, 2, 4, 6])
     assert first.see(CLOCK_UPDATES * 0.6) == 0.6 and not first.over
-    # Killed, with half a line; started much later after update 2.
+    # The run was killed in the middle of a line. It resumes much later, after update 2.
     with (tmp_path / "clock.txt").open("a") as file:
         file.write("7.")
     now = Time()
     now.seconds = 9e6
     second = clock(2, now)
     times = take(second, now, 2, [50, 60, 1, 4])
-    # 2 and 3 as they were; then a second after update 3, and the end of the budget.
+    # Updates 2 and 3 have their recorded times; the next comes one second after update
+    # 3, and the last at the end of the budget.
     assert times == pytest.approx([4, 6, 7, 10])
     assert second.see(CLOCK_UPDATES) == 1 and second.over
     second.close()
     lines = (tmp_path / "clock.txt").read_text().split()
     assert [*map(float, lines)] == pytest.approx([0, 2, 4, 6, 7, 11])
     assert clock(6, now).over and not clock(5, now).over
-    # The update after the one at the end is the last.
+    # The run has ended after the update that follows the end of the budget.
     assert clock(7, now).ended and not clock(6, now).ended
 
 
 def test_a_run_that_goes_on_with_a_budget(clock, tmp_path):
-    """Updates that nobody timed, before it or between two budgets, are not in it."""
+    """Untimed updates, before a budget or between two, use none of the budget."""
     now = Time()
     first = clock(3, now)
     assert not first.over

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is frozen does not move, has no moments, and changes nothing of the rest."""
+"""Frozen parameters do not change, have no moments, and do not affect the others."""
 
 import dataclasses
 
@@ -83,7 +83,7 @@ def test_what_is_refused(text, words):
 @pytest.mark.parametrize("kind", ENCODERS)
 @pytest.mark.parametrize("layers", [1, 2])
 def test_layers_count_from_the_embeddings_up(kind, layers):
-    """Also in leaves that the first layers lack, or that some of them share."""
+    """Also in leaves that the first layers lack, or that several layers share."""
     cfg = dataclasses.replace(CFG, **ENCODERS[kind])
     params = make_params(cfg)
     sizes = sizes_of(f"encoder/layers/.*[:{layers}]", params)
@@ -147,7 +147,7 @@ def test_frozen_leaves_have_no_moments_and_their_own_places():
     ],
 )
 def test_what_is_frozen_keeps_its_bits(name):
-    """Whatever the optimizer, with decay, an average, the guard; several a call."""
+    """With any optimizer, with decay, an average, the guard and two steps per call."""
     objective, _ = make_objective("mlm", CFG)
     schedule = schedules.make_schedule("constant", 0.1, 0, 10)
     more = {} if name == "adafactor" else dict(b1=0.9, b2=0.99, eps=1e-6)
@@ -172,7 +172,7 @@ def test_what_is_frozen_keeps_its_bits(name):
 
 
 def test_the_rest_learns_as_if_the_gradient_were_zero():
-    """SGD on all, with the frozen part put back, is the same as training the rest."""
+    """Training the rest changes it as SGD on all parameters does."""
     objective, _ = make_objective("mlm", CFG)
     schedule = schedules.make_schedule("constant", 0.1, 0, 10)
     make = (objective.sums, objective.weights, {}, optax.sgd(0.1), schedule)
@@ -203,7 +203,7 @@ def test_depths_of_rates_count_frozen_layers():
 def test_any_mesh_and_micro_batches():
     objective, _ = make_objective("mlm", CFG)
     batches = [make_batch(i % 2) for i in range(4)]
-    # Of the table 64 rows, 40 of them frozen: parts lie on the mesh each by itself.
+    # 40 of the table's 64 rows are frozen; each part is sharded separately.
     freeze = "encoder/embeddings/word[:40],encoder/layers/.*[:1]"
     one = make_mesh(devices=jax.devices()[:1])
     rows, params = train_steps(objective, one, batches, freeze=freeze)

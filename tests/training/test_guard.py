@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step itself: what is skipped leaves no trace but a count; the moving average."""
+"""The guard and the moving average in a step: a skipped update changes only counts."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ DECAY = 0.9
 
 @pytest.fixture(scope="module")
 def update():
-    """A step of (kernel - target)^2 whose batch says the target, and its gradient."""
+    """A step on the loss (kernel - target)^2; the batch's target sets the gradient."""
     schedule = make_schedule("constant", 0.1, 0, 10)
     tx = make_optimizer("adamw", schedule, wd=0.0, b1=0.9, b2=0.99, eps=1e-6, clip=1.0)
 
@@ -83,7 +83,8 @@ def test_the_average(update):
 
 
 def test_spikes():
-    """Norms above factor x the running mean, once WINDOW are known; then the mean."""
+    """Once WINDOW norms are known, norms above factor x the running mean are skipped,
+    and skipped norms do not change the mean."""
     judged = jax.jit(lambda guard, norm: check_update(guard, jnp.float32(1), norm, 3.0))
     norms = np.random.default_rng(0).uniform(1, 2, WINDOW).astype("f4")
     guard = make_guard()

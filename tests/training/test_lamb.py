@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LAMB: each layer its own norms, stacked or not, on any mesh."""
+"""LAMB: each layer has its own norms, stacked or not, on any mesh."""
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ def first_update(tx, grads, params):
 
 @pytest.mark.parametrize("param, grad", [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0)])
 def test_a_norm_of_zero_makes_the_ratio_one(param, grad):
-    """One layer of zeros beside one that is not: nothing divides by zero."""
+    """A layer of zeros beside a layer of ones causes no division by zero."""
     tx = make(wd=0.0)
     params = {
         "layers": {"kernel": jnp.stack([jnp.full((2, 2), param), jnp.ones((2, 2))])}
@@ -41,7 +41,7 @@ def test_a_norm_of_zero_makes_the_ratio_one(param, grad):
 
 
 def test_the_step_has_the_size_of_the_layer():
-    """Whatever the gradients' scale, a layer moves by lr x its norm."""
+    """Whatever the gradients' scale, the norm of a layer's update is lr x its norm."""
     params, tx = draw(0), make(clip=1.0)
     for scale in (1e-3, 1e3):
         grads = jax.tree.map(lambda x, s=scale: x * s, draw(1))

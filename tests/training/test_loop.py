@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop alone: what is due when and what is saved, without a run."""
+"""The training loop alone: the order of its actions, and the state that is saved."""
 
 from bertjax.checkpoints.best import BestTracker
 from bertjax.training.loop import Loop, LoopState, run_loop
 
 
 class Recorder(Loop):
-    """Writes down what the loop asks for; stop_at: the step after which a signal is."""
+    """A loop that records its actions; stop_at: the step after which a signal comes."""
 
     def __init__(self, total=6, every=None, step=0, owes=False, stop_at=None, bad=()):
         self.state = LoopState(step=step, total=total)
@@ -53,7 +53,13 @@ def run(**given):
 
 def test_what_is_due_in_its_order():
     want = [1, 2, 3, "drain", "save", 4, "drain", "evaluate", 5]
-    assert run().log == [*want, 6, "drain", "evaluate", "save"]  # all at the last step
+    assert run().log == [
+        *want,
+        6,
+        "drain",
+        "evaluate",
+        "save",
+    ]  # all at the last step
 
 
 def test_a_signal_saves_its_step_and_ends():

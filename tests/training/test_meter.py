@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The meter's values, with a clock that stands still unless told."""
+"""The meter's values, with a clock that the test advances."""
 
 import pytest
 
@@ -20,7 +20,7 @@ class Clock:
 def clock(monkeypatch):
     made = Clock()
     monkeypatch.setattr("bertjax.training.meter.time.monotonic", made)
-    # The processor works for half of the time.
+    # The processor is busy half of the time.
     processor = "bertjax.training.meter.time.process_time"
     monkeypatch.setattr(processor, lambda: made.seconds / 2)
     return made
@@ -31,7 +31,7 @@ def alone(values):
 
 
 def work(meter, clock):
-    """Two steps in 10 s: 2 of them for data, 5 for devices, so 3 of its own."""
+    """Take two steps in 10 s: wait 2 s for data, 5 s for devices, work for 3 s."""
     for _ in range(2):
         meter.timed("waited", clock.sleep, 1.0)
         clock.sleep(1.5)
@@ -56,7 +56,7 @@ def test_a_window(clock):
 
 
 def test_windows_follow_each_other(clock):
-    """A step of 4 s is in flight when a row is gathered: it is in the next window."""
+    """A step of 4 s that runs while a row is gathered counts in the next window."""
     meter = Meter(None, lambda: 0)
 
     def gather(values):
@@ -92,7 +92,8 @@ def test_pauses_do_not_count(clock):
     ],
 )
 def test_hosts(clock, others, waited, own, slowest):
-    """Per step, of each and of the worst; the slowest has the largest sum of both."""
+    """The row has seconds per step of each host and the maxima; the slowest host has
+    the largest sum of data wait and own work."""
     sent = []
 
     def gather(values):

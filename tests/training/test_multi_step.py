@@ -43,7 +43,8 @@ def make_batch(i):
 
 @pytest.fixture(scope="module")
 def run():
-    """Return run(sizes): the rows of metrics and the state; None: one update a call."""
+    """Return run(sizes) -> (rows of metrics, state); sizes: updates per call, None for
+    the program of one update."""
     mesh = make_mesh(2, 2, devices=jax.devices()[:4])
     cfg = EncoderConfig(
         vocab_size=V, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
@@ -98,7 +99,8 @@ def test_many_steps_are_the_same_steps(run):
         [4], [4, 5, 6, 7], [4]
     ]  # fmt: skip
     assert stops[0][4] == 4 and len(rows) == STEPS
-    # Bit for bit: calls of all sizes are one program, its updates as the single one.
+    # Equal bit for bit: one program runs calls of all sizes, and its updates are those
+    # of the program of one update.
     assert rows == single and other == single
     for leaf, *same in zip(
         *map(jax.tree.leaves, (alone, together, resumed)), strict=True
@@ -108,7 +110,7 @@ def test_many_steps_are_the_same_steps(run):
 
 @pytest.mark.slow
 def test_a_run_with_several_steps_a_call(command, arguments, trained, tmp_path):
-    """It ends as one with a call each, also where it resumes, and the rows are its."""
+    """Its rows are those of a run with one step per call, also after it resumes."""
     arguments = [
         *arguments,
         "--config.log.every.steps=4",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Muon's family on a mesh: the algorithms themselves are in test_optimizers.py."""
+"""Muon, NorMuon and AdaMuon on a mesh; test_optimizers.py tests the algorithms."""
 
 import re
 
@@ -39,7 +39,7 @@ def draw(seed):
 
 
 def steps(name, mesh, ns_dtype="float32"):
-    """Take two steps on a mesh; return (parameters after, planned shardings)."""
+    """Take two steps on a mesh; return (final parameters, planned shardings)."""
     settings = dict(wd=0.0, b1=0.9, b2=0.99, eps=1e-6, clip=0.0)
     tx = make_optimizer(name, lambda step: LR, ns_dtype=ns_dtype, **settings)
     _, where = plan_state(lambda: draw(0), tx, mesh, ())
@@ -63,7 +63,7 @@ def test_four_devices_do_what_one_does(name):
     four, where = steps(name, make_mesh(1, 4, 1, devices=jax.devices()[:4]))
     for a, b in zip(*map(jax.tree.leaves, (one, four)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
-    # What has a kernel's shape is split as the kernel is.
+    # State of a kernel's shape is sharded as the kernel is.
     spread = {
         jax.tree_util.keystr(path): place.spec
         for path, place in jax.tree_util.tree_leaves_with_path(where.opt_state)
@@ -89,7 +89,7 @@ def test_the_updates_of_each_layer_have_the_same_size(name):
 
 @pytest.mark.parametrize("shape", [(4, 1, 1), (1, 4, 1), (2, 1, 2)])
 def test_devices_have_whole_matrices(shape):
-    """A kernel is brought there and back, however many iterations it goes through."""
+    """A kernel is gathered and sent back once, not once per iteration."""
     mesh = make_mesh(*shape, devices=jax.devices()[:4])
     kernel = np.zeros((6, 64, 128), "f4")
     where = NamedSharding(mesh, PartitionSpec(None, "data"))
@@ -102,7 +102,7 @@ def test_devices_have_whole_matrices(shape):
 
 
 def difference(a, b):
-    """Return the root mean square of a - b, as a share of b's."""
+    """Return the root mean square of a - b divided by the root mean square of b."""
     return np.sqrt(np.mean((a - b) ** 2) / np.mean(b**2))
 
 
@@ -126,8 +126,8 @@ def test_newton_schulz_is_optaxs_in_any_dtype(shape, dtype, most):
 
 @pytest.mark.parametrize("name", ["muon", "normuon", "adamuon"])
 def test_updates_in_bfloat16_are_near_those_in_float32(name):
-    """On one device and on four. AdaMuon makes small elements large,
-    and signs, of 8 x 8, have small singular values."""
+    """On one device and on four. AdaMuon's bound is wide, as it makes small elements
+    large and its matrices of signs (8 x 8) have small singular values."""
     mesh = make_mesh(devices=jax.devices()[:1])
     single, _ = steps(name, mesh)
     half, _ = steps(name, mesh, "bfloat16")
@@ -141,7 +141,7 @@ def test_updates_in_bfloat16_are_near_those_in_float32(name):
 
 @pytest.mark.parametrize("name", ["muon", "normuon", "adamuon"])
 def test_the_state_has_one_form_in_any_dtype(name):
-    """A run goes on where `fast` is another dtype than where it began."""
+    """So a run can resume on a device where `fast` means another dtype."""
     settings = dict(wd=0.0, b1=0.9, b2=0.99, eps=1e-6, clip=0.0)
     single, half = (
         make_optimizer(name, lambda step: LR, ns_dtype=dtype, **settings).init(draw(0))

@@ -29,7 +29,7 @@ def test_the_names_that_configs_are_checked_against():
 
 
 def test_what_decays():
-    """Stacked biases and scales have two axes, and one of them counts layers."""
+    """Stacked biases and scales do not decay: one of their two axes is of layers."""
     assert decay_mask(PARAMS) == {
         "embeddings": {"word": True, "norm": {"scale": False}},
         "layers": {"up": {"kernel": True, "bias": False}},
@@ -45,7 +45,7 @@ def test_what_decays():
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_what_is_no_matrix_does_not_decay(name):
-    """A temperature and a vector of a head from outside; layers are an axis more."""
+    """Neither a scalar nor a vector of a head from outside decays, stacked or not."""
     params = {
         "contrast": {"temperature": jnp.ones(()), "center": jnp.ones(4)},
         "own": {"layers": {"center": jnp.ones((2, 4)), "map": jnp.ones((2, 4, 4))}},
@@ -65,10 +65,10 @@ def test_what_is_no_matrix_does_not_decay(name):
 
 
 def test_cautious_decay_case_by_case():
-    """The update is 0.1 x (sign of the gradient + 0.5 x parameter where both agree)."""
+    """The update is -0.1 x (sign of g + 0.5 x p); where g and p disagree, p is out."""
     p = np.array([[2.0, 2.0, -2.0, -2.0, 2.0, 0.0]], np.float32)
     g = np.array([[1.0, -1.0, 1.0, -1.0, 0.0, 1.0]], np.float32)
-    decay = [[1.0, 0.0, 0.0, -1.0, 1.0, 0.0]]  # 0.5 x p, or none
+    decay = [[1.0, 0.0, 0.0, -1.0, 1.0, 0.0]]  # 0.5 x p, or 0
     params = {"kernel": p, "bias": p[0]}
     tx = make(lr=0.1, wd=0.5, cautious_decay=True)
     updates = first_update(tx, {"kernel": g, "bias": g[0]}, params)
@@ -78,7 +78,7 @@ def test_cautious_decay_case_by_case():
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_cautious_decay_of_every_optimizer(name):
-    """Half of the decay is left out, where it works against the step without decay."""
+    """Elements decay only where the decay does not oppose the step without decay."""
     normal = np.random.default_rng(0).normal
     shapes = {"layers": {"up": {"kernel": (2, 6, 4)}}, "word": (7, 4), "bias": (4,)}
     params, grads = (
@@ -106,7 +106,7 @@ def test_cautious_decay_of_every_optimizer(name):
     for got, want, mask, whole in zip(
         *map(jax.tree.leaves, (found, wanted, agree, step(wd=0.2))), strict=True
     ):
-        if name == "lamb":  # its steps have the parameters' sizes
+        if name == "lamb":  # it scales steps to the size of the parameters
             continue
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-6)
         assert 0 < np.mean(mask) < 1
@@ -119,7 +119,7 @@ def test_cautious_decay_of_every_optimizer(name):
 
 
 def test_first_adamw_update_by_hand():
-    """Corrected for bias, the first update is lr x g / (|g| + eps)."""
+    """With bias correction, the first update is -lr x g / (|g| + eps)."""
     tx = make(lr=0.1, wd=0.0)
     params = {"kernel": jnp.array([1.0, 2.0])}
     grads = {"kernel": jnp.array([0.5, -4.0])}
@@ -128,7 +128,7 @@ def test_first_adamw_update_by_hand():
 
 
 def test_clipping_by_the_global_norm():
-    """Adam hides a scale, so look at its first moment: 0.1 x the clipped gradient."""
+    """Adam's update hides the scale; its first moment is 0.1 x the clipped gradient."""
     grads = {"a": {"kernel": jnp.array([3.0])}, "b": {"bias": jnp.array([4.0])}}
     params = jax.tree.map(jnp.ones_like, grads)
     for clip, scale in ((1.0, 1 / 5), (10.0, 1.0), (0.0, 1.0)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each optimizer against the algorithm in plain numpy, a layer at a time."""
+"""Each optimizer against the algorithm in plain numpy, one layer at a time."""
 
 import functools
 
@@ -20,7 +20,7 @@ STEPS = 3
 
 
 def run(name, shapes=SHAPES, **change):
-    """Take three steps; return (parameters before, gradients, parameters after)."""
+    """Take three steps; return (initial parameters, gradients, final parameters)."""
     settings = dict(wd=WD, b1=B1, b2=B2, eps=EPS, clip=0.0) | change
     tx = make_optimizer(name, lambda step: LR, **settings)
     params, grads = draw(0, shapes), [draw(s, shapes) for s in range(1, STEPS + 1)]
@@ -89,7 +89,7 @@ def lamb(path, x, grads):
 
 
 def orthogonal(x):
-    """Five quintic Newton-Schulz iterations (Jordan 2024) of a matrix."""
+    """Return a matrix after five quintic Newton-Schulz iterations (Jordan 2024)."""
     a, b, c = 3.4445, -4.7750, 2.0315
     turned = x.shape[0] > x.shape[1]
     x = x.T if turned else x
@@ -107,7 +107,7 @@ def muon(path, x, grads):
     sides = (6, 4) if path[-2].key == "output" else (4, 6)
     for t, g in enumerate(grads, 1):
         m = beta * m + (1 - beta) * g
-        # Nesterov, both parts corrected for the bias.
+        # Nesterov momentum; both terms are corrected for bias.
         ahead = beta * m / (1 - beta ** (t + 1)) + (1 - beta) * g / (1 - beta**t)
         step = 0.2 * np.sqrt(6) * orthogonal(ahead.reshape(sides)).reshape(shape)
         x = x - LR * (step + WD * x)
@@ -115,7 +115,7 @@ def muon(path, x, grads):
 
 
 def as_muon(algorithm):
-    """Run an algorithm of one matrix [in, out] on the layers' kernels, AdamW elsewhere.
+    """Apply an algorithm for one matrix [in, out] to the layers' kernels, else AdamW.
 
     algorithm(gradients) yields the updates, which both papers then scale to an RMS of
     0.2: 0.2 x sqrt(m n) / Frobenius norm.
@@ -137,12 +137,12 @@ def as_muon(algorithm):
 def normuon(grads, beta=0.95):
     """Algorithm 1 of arXiv 2510.05491, with the authors' Nesterov momentum.
 
-    v has a number for each neuron: each column of our [in, out], rows in the paper.
+    v has one number per neuron: per column of our [in, out], a row in the paper.
     """
     m, v = np.zeros_like(grads[0]), np.zeros(grads[0].shape[1])
     for t, g in enumerate(grads, 1):
         m = beta * m + (1 - beta) * g
-        # Both parts corrected for the bias, as optax has it.
+        # Both terms are corrected for bias, as in optax.
         ahead = beta * m / (1 - beta ** (t + 1)) + (1 - beta) * g / (1 - beta**t)
         o = orthogonal(ahead)
         for neuron in range(len(v)):
@@ -191,7 +191,7 @@ def test_adamuon():
 
 @pytest.mark.parametrize("name", ["normuon", "adamuon"])
 def test_second_moments_are_by_neuron_or_by_element(name):
-    """What is kept beside muon's momentum, of each kernel; none of other leaves."""
+    """The state beside muon's momentum exists for kernels only, with these shapes."""
     tx = make_optimizer(name, lambda step: LR, wd=WD, b1=B1, b2=B2, eps=EPS, clip=0.0)
     state = jax.eval_shape(tx.init, draw(0))
     (kept,) = (
@@ -221,7 +221,7 @@ def test_adamw_is_torchs():
 
 
 def test_adafactor():
-    """optax's on single matrices; 128 on a side is where factors begin."""
+    """It is optax's on single matrices, factored if both sides are 128 or more."""
     shapes = {
         "layers": {
             "attention": {"query": {"kernel": (2, 128, 2, 65), "bias": (2, 2, 65)}},
@@ -255,7 +255,8 @@ def test_adafactor():
 
 
 def test_layer_decay():
-    """Heads 1, the last layer d, the first d^3, embeddings d^4."""
+    """With decay d, heads have factor 1, the last of 3 layers d, the first d^3, the
+    embeddings d^4."""
     factors = rate_multipliers(jax.tree.map(np.zeros, SHAPES, is_leaf=is_shape), 0.5)
     encoder = factors["encoder"]
     assert encoder["embeddings"] == {"word": 1 / 16, "norm": {"scale": 1 / 16}}
@@ -266,12 +267,12 @@ def test_layer_decay():
         1 / 4,
         1 / 2,
     ]
-    # A leaf that the first layer lacks.
+    # The first layer lacks this leaf.
     assert encoder["layers"]["mlp"]["norm"]["scale"].ravel().tolist() == [1 / 4, 1 / 2]
 
 
 def test_rates_of_groups():
-    """By group, times the layer decay: kernels' layers 2 x 1/8, 1/4, 1/2."""
+    """A group's rate times the layer decay: layers' kernels have 2 x (1/8, 1/4, 1/2)."""
     tree = jax.tree.map(np.zeros, SHAPES, is_leaf=is_shape)
     rates = {"embeddings": 3.0, "heads": 5.0, "vectors": 7.0, "kernels": 2.0}
     plain = rate_multipliers(tree, 1.0, rates)
@@ -338,7 +339,7 @@ def test_layer_decay_scales_the_steps():
     other = jax.tree.map(lambda a, b: a - b, decayed, before)["mlm"]["bias"]
     np.testing.assert_array_equal(first, other)
 
-    def bottom(tree):  # a bias does not decay: its steps are those of the rate alone
+    def bottom(tree):  # a bias has no weight decay: its steps scale with the rate
         return np.asarray(tree["encoder"]["layers"]["attention"]["query"]["bias"])
 
     moved = (bottom(decayed) - bottom(before)) / (bottom(plain) - bottom(before))
@@ -348,7 +349,7 @@ def test_layer_decay_scales_the_steps():
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_zeros_that_are_kept(name):
-    """Of what is named, whatever the optimizer makes of all weights at once."""
+    """Zeros of the named weights stay 0 under every optimizer; other weights move."""
     draw = np.random.default_rng(0)
     kernel = draw.normal(size=(2, 6, 4)).astype(np.float32)
     kernel[:, ::2, 1:3] = 0

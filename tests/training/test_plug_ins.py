@@ -37,7 +37,7 @@ def test_an_optimizer():
 
 
 def test_updates_of_other_shapes_are_refused(monkeypatch):
-    """They would be spread over the parameters."""
+    """Otherwise they would be broadcast over the parameters."""
     total = optax.stateless(lambda grads, _: jax.tree.map(jnp.sum, grads))
     for parts in (total, [optax.identity(), total]):
         monkeypatch.setattr(
@@ -75,7 +75,7 @@ def test_layer_decay_and_clipping_are_those_of_every_optimizer():
 
 
 def test_a_schedule():
-    """Below the rise of 2 updates, then twice from 1 to 0 in 8."""
+    """After a warm-up of 2 updates the rate falls twice from 1 to 0 in 8 updates."""
     rate = make_schedule("lab.triangle:cycles=2", 4.0, warmup=2, total=10)
     shares = [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 1.0, 0.75, 0.5, 0.25]
     np.testing.assert_allclose(rate(jnp.arange(10)), 4.0 * np.array(shares))
@@ -83,7 +83,8 @@ def test_a_schedule():
 
 @pytest.mark.slow
 def test_a_run_and_its_continuation(arguments, tmp_path):
-    """All three train, and a run that was cut short ends as one that was not."""
+    """All three plug-ins train, and a resumed run has the losses of an uninterrupted
+    one."""
     more = (
         "optim.name=lab.momentum:decay=0.8,nesterov=true",
         "optim.schedule=lab.triangle:cycles=2",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learning-rate schedules at their corners, by hand."""
+"""Learning-rate schedules, compared with values by hand."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +9,7 @@ from bertjax import UserError
 from bertjax.training import SCHEDULES
 from bertjax.training.schedules import make_schedule
 
-RISE = [0.25, 0.5, 0.75, 1.0]  # warm-up over 4 of 10 updates
+RISE = [0.25, 0.5, 0.75, 1.0]  # warm-up, 4 of 10 updates
 HALF = np.sqrt(0.5)
 
 
@@ -32,7 +32,8 @@ def test_corners(name, after):
 
 
 def test_a_cool_down_by_the_root():
-    """decay over 4: 1 - sqrt(0/4), 1 - sqrt(1/4), ... from update 6 on."""
+    """A decay of 4 updates with power 0.5 is 1 - sqrt(0/4), 1 - sqrt(1/4), ... from
+    update 6 on."""
     lr = make_schedule("wsd", 2.0, warmup=4, total=10, decay=4, power=0.5)
     after = [1.0, 1.0, 1.0, 0.5, 1 - HALF, 1 - np.sqrt(0.75), 0.0, 0.0]
     np.testing.assert_allclose(lr(jnp.arange(12)), 2 * np.array(RISE + after), 1e-6)

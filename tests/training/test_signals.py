@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals while scratch files are held, and while the main thread is in a library."""
+"""Signals while temporary files exist, and while the main thread runs C code."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ import pytest
 
 from bertjax.training import signals
 
-# What is waited for in C does not come back to Python before the process ends.
+# A call in C that does not return to Python before the process ends.
 IN_C = "hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"
 CODE = """
 import hashlib, signal, sys, tempfile, time
@@ -29,7 +29,7 @@ except Stopped as e:
 
 
 def wait_until_in_c(process):
-    """Until the process has computed for a while: after "ready" only IN_C does."""
+    """Wait until the process has used processor time: after "ready" only IN_C does."""
 
     def computed():
         fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1]
@@ -75,7 +75,7 @@ print("ready", flush=True)
 
 
 def test_signals_of_others_stop_nothing():
-    """What handles SIGUSR1 or SIGALRM beside us writes to the same pipe."""
+    """Other code's handlers of SIGUSR1 or SIGALRM cause bytes in the same pipe."""
     noted = []
     listener = signals.StopSignal()
     listener._note = noted.append

@@ -11,7 +11,7 @@ STAGES += ("mlm_loss", "classes", "optimizer")
 
 
 def traced(workdir):
-    """Return the bytes of the one trace and the numbers of its updates."""
+    """Return the bytes of the only trace and the numbers of its updates."""
     from jax.profiler import ProfileData
 
     (file,) = (workdir / "profile").rglob("*.xplane.pb")
@@ -22,7 +22,7 @@ def traced(workdir):
 
 @pytest.mark.filterwarnings("ignore:builtin type:DeprecationWarning")
 def test_a_trace_names_the_stages(command, arguments, trained, tmp_path):
-    """The run ends in mid-trace, and its results are those of one without."""
+    """The run ends before its trace does, and has the results of a run without one."""
     workdir = tmp_path / "run"
     shutil.copytree(trained, workdir)
     shutil.rmtree(workdir / "checkpoints/12")
@@ -36,7 +36,7 @@ def test_a_trace_names_the_stages(command, arguments, trained, tmp_path):
 
 
 def test_a_trace_ends_after_its_updates(bucket, tmp_path):
-    """Also into an object store; nothing is traced before, after and without a path."""
+    """It may go to an object store. Without a path or steps nothing is traced."""
     from etils import epath
 
     said = []

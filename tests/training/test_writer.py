@@ -35,7 +35,7 @@ def test_later_rows_and_the_unfinished_line_are_dropped(tmp_path, step, lines):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_a_full_disk_is_met_once(tmp_path):
-    """What could not be written is not tried again at exit, with a traceback."""
+    """Rows that could not be written are not tried again at exit."""
     jsonl = w.JsonlWriter(tmp_path, 0)
     jsonl.file.close()
     with Path("/dev/full").open("a") as jsonl.file:
@@ -102,10 +102,10 @@ class Clock:
 
 @pytest.mark.parametrize(
     ("total", "left"),
-    [(1_000_000, 4.0), (200, 1.5), (125, 0.4)],  # minutes: the budget; the steps
+    [(1_000_000, 4.0), (200, 1.5), (125, 0.4)],  # budget; steps; steps
 )
 def test_the_time_left_is_the_budgets_or_the_steps(monkeypatch, total, left):
-    """A budget of 5 minutes, a fifth of which is gone after 100 steps of 0.9 s."""
+    """One fifth of the budget of 5 minutes has passed after 100 steps of 0.9 s."""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     now = Clock()
     progress = w.ProgressWriter(total, 0, seconds=10, budget=300.0, now=now)
@@ -119,7 +119,7 @@ def test_the_time_left_is_the_budgets_or_the_steps(monkeypatch, total, left):
 
 
 def test_the_time_left_is_without_compilation(monkeypatch):
-    """90 seconds to compile, then steps of half a second, and of one."""
+    """Compilation takes 90 s; then come steps of half a second, then of one."""
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     now = Clock()
     progress = w.ProgressWriter(1210, 0, seconds=0, now=now)
@@ -131,7 +131,7 @@ def test_the_time_left_is_without_compilation(monkeypatch):
     said = sys.stderr.getvalue().splitlines()
     assert [line.rpartition("/s  ")[2] for line in said] == [
         "10.0 min left",  # 1,200 steps of half a second
-        "19.8 min left",  # 1,190 of one
+        "19.8 min left",  # 1,190 steps of one
     ]
 
 
@@ -165,7 +165,7 @@ def test_names(tmp_path, monkeypatch):
 
 
 def test_a_service_that_refuses_is_told_in_a_line(tmp_path, monkeypatch):
-    """As wandb.init does where there is no key."""
+    """For example wandb.init without an API key."""
 
     def init(**settings):
         raise ValueError("api_key not configured\n(no-tty)")
@@ -186,7 +186,8 @@ def test_a_service_that_refuses_is_told_in_a_line(tmp_path, monkeypatch):
 
 
 def test_a_service_out_of_reach_does_not_end_a_run(tmp_path, monkeypatch):
-    """What is lost is said once and counted; metrics.jsonl has all."""
+    """The first failure and the number of lost rows are reported; metrics.jsonl has
+    all rows."""
 
     class Faulty(ListWriter):
         rows: ClassVar[list] = []
@@ -212,9 +213,9 @@ def test_a_service_out_of_reach_does_not_end_a_run(tmp_path, monkeypatch):
     assert [row["step"] for row in Faulty.rows] == [1, 4]
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4
 
-    # Nor one that cannot be opened again after a run went back.
+    # Nor does a service that cannot be opened again after a rewind.
     def refuse(**_):
-        raise ConnectionError("503")  # an OSError, but not of the workdir
+        raise ConnectionError("503")  # an OSError, but not the workdir's
 
     wandb = SimpleNamespace(init=refuse, __spec__=1)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
