@@ -106,7 +106,7 @@ def test_the_first_format(checkpoints, tmp_path):
 
 
 def test_what_is_frozen_is_saved_once(checkpoints, tmp_path):
-    """Frozen parameters are saved once; the model and its average are read with them."""
+    """Frozen parameters are saved once; the model and its average both include them."""
     state, wanted = plan(FREEZE)
     ema = jax.tree.map(lambda p: p + 1, state.params)
     state = state._replace(ema=ema)

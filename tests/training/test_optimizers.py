@@ -272,7 +272,7 @@ def test_layer_decay():
 
 
 def test_rates_of_groups():
-    """A group's rate times the layer decay: layers' kernels have 2 x (1/8, 1/4, 1/2)."""
+    """A group's rate times the layer decay: kernels by layer, 2 x (1/8, 1/4, 1/2)."""
     tree = jax.tree.map(np.zeros, SHAPES, is_leaf=is_shape)
     rates = {"embeddings": 3.0, "heads": 5.0, "vectors": 7.0, "kernels": 2.0}
     plain = rate_multipliers(tree, 1.0, rates)
