@@ -695,7 +695,7 @@ def test_a_config_in_a_folder_that_is_not_there():
         UserError, match=r"^--config=nodir/x\.py: there is no such file$"
     ):
         arguments.find_config("nodir/x.py:mini")
-    with pytest.raises(UserError, match=r"^--config=bert is no .* mean bert\.py\?$"):
+    with pytest.raises(UserError, match=r"^--config=bert is not a .* mean bert\.py\?$"):
         arguments.find_config("bert:mini")
     with pytest.raises(UserError, match=r"did you mean 'finetune/classify\.py'"):
         arguments.find_config("finetune/clasify.py")
