@@ -114,7 +114,7 @@ def check_scored(config: Any, scorer: str | None) -> str:
     if not sequence_scorers.fills_masks(able):
         raise UserError(
             f"objective={config.objective} fills no masks, and the held-out loss of a "
-            "speedrun is that of masked tokens: give masked rows a share "
+            "speedrun is for masked tokens: give masked rows a share "
             "(--config.objective='mntp*1+clm*15'), or a phase "
             "(--config.phases='percent=50 objective=clm; objective=mlm')"
         )

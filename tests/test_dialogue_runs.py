@@ -142,7 +142,7 @@ def test_rows_of_prompts_are_those_of_training(workdir):
     [
         ({"turns": "hello"}, {}, r"is not a conversation: give \{\"turns\""),
         ({"turns": [{"speaker": "a"}]}, {}, "`text` is not a string"),
-        ({"turns": []}, {}, "nothing was said"),
+        ({"turns": []}, {}, "there is no turn"),
         (
             {"turns": [{"text": "a"}, {"speaker": " ", "text": "b"}], "speaker": "ann"},
             {},

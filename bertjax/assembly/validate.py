@@ -280,7 +280,7 @@ def _check_data(config: ConfigDict) -> None:
     read_streams(data.streams)
     if data.target_length is not None and data.plan != "turns":
         raise UserError(
-            f"data.target_length={data.target_length} is of data.plan=turns, and this "
+            f"data.target_length={data.target_length} needs data.plan=turns, and this "
             f"is {data.plan}: leave it out"
         )
     if data.weights and data.alpha is not None:

@@ -95,8 +95,8 @@ class Conversations:
             plan = None
         if plan is None or plan.stops[-1] != len(own):
             raise UserError(
-                f"{name}: nothing was said, or the last turn does not fit into the "
-                f"{self.limits.context} tokens of a context, beside what is known"
+                f"{name}: there is no turn, or the last turn does not fit into the "
+                f"{self.limits.context} tokens of the context beside the knowledge"
             )
         return self.make_row(plan)
 

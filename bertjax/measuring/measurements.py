@@ -48,7 +48,7 @@ def measure_step(config: ConfigDict) -> Measured:
     length = config.data.length
     if phases:
         size = f"{config.batch_size} rows of {length} tokens"
-        cli.say(f"of the phases the longest is measured: {size}")
+        cli.say(f"measuring the phase with the longest rows: {size}")
     vocab_size = expected_vocab_size(config)
     objective, _ = make_objective(config, vocab_size, jax.default_backend())
     shape = Shape(config.batch_size, length, (config.data.mask_rate,))

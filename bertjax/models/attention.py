@@ -91,20 +91,20 @@ def _refuse(
     """Return why a backend does not support these arguments; "" if it does."""
     _, length, heads, width = shape
     if name != "xla" and kind.bias:
-        return "it adds nothing to scores: model.relative_attention_num_buckets"
+        return "it has no position bias: model.relative_attention_num_buckets"
     if name != "xla" and kind.edges:
-        return "it takes no attention_edges"
+        return "it does not support attention_edges"
     if name == "fused":
         return _refuse_fused(length, heads, width, kind)
     if name in ("splash", "cudnn") and rate:
-        return f"it drops no weights: model.attention_probs_dropout_prob={rate}"
+        return f"it has no dropout: model.attention_probs_dropout_prob={rate}"
     if name == "splash" and length % 128:
-        return f"{length} tokens are no multiple of 128"
+        return f"{length} tokens are not a multiple of 128"
     if name == "splash" and kind.steps and jax.__version__ not in DYNAMIC_SPLASH:
         tried = " and ".join(DYNAMIC_SPLASH)
         return f"attention_steps were tried with jax {tried}, not {jax.__version__}"
     if name == "cudnn" and dtype == jnp.float32:
-        return "it takes no float32"
+        return "it does not support float32"
     if name == "cudnn" and (width % 8 or width > 128):
         return f"heads of {width}"
     return ""
@@ -114,7 +114,7 @@ def _refuse_fused(length: int, heads: int, width: int, kind: MaskKind) -> str:
     from bertjax.models import fused_attention as fused
 
     if kind.steps and kind.window:
-        return "it measures no windows by position_ids, as attention_steps need"
+        return "it has no windows for attention_steps"
     split, device = size_along("heads"), device_kind()
     if heads % split == 0 and fused.fits(length, heads // split, width, device):
         return ""
@@ -135,7 +135,7 @@ def describe_backend(
     Raises UserError as `attend` does.
 
     >>> describe_backend(cfg, [128])  # on a GPU
-    'xla (not cudnn: it drops no weights: model.attention_probs_dropout_prob=0.1)'
+    'xla (not cudnn: it has no dropout: model.attention_probs_dropout_prob=0.1)'
     """
     chosen: dict[str, list[str]] = {}
     for length in sorted({*lengths}):

@@ -230,7 +230,7 @@ class EncoderConfig:
             yield f"{offset} leaves none of {rows}"
         if is_rope and self.hidden_size // self.num_attention_heads % 2 == 1:
             yield (
-                f"{positions} turns pairs: hidden_size / model.num_attention_heads = "
+                f"{positions} rotates pairs: hidden_size / model.num_attention_heads = "
                 f"{sizes} must be even"
             )
         if self.local_rope_theta > 0 and not (is_rope and self.local_attention):

@@ -52,7 +52,7 @@ def make_objective(
     if target != "spans" and law != LAW:
         name = next(name for name in law if law[name] != LAW[name])
         raise UserError(
-            f"objective: denoise's {name}={law[name]} is of target=spans: leave it "
+            f"objective: denoise's {name}={law[name]} needs target=spans: leave it "
             "out, or give data.noise"
         )
     cfg = encoder.without_pooler(cfg)

@@ -91,9 +91,9 @@ def check_causal(
         sees["prefix"] = "its context"
     if pooled := [h.name for h in heads if h.pooled and sees and not mixed]:
         raise UserError(
-            f"objective={name}: {' and '.join(sees)} lets the first token see "
-            f"{next(iter(sees.values()))} alone, of which {' and '.join(pooled)} would "
-            "be told: leave one of the two out"
+            f"objective={name}: with {' and '.join(sees)} the first token sees only "
+            f"{next(iter(sees.values()))}, and {' and '.join(pooled)} reads that "
+            "token: leave one of the two out"
         )
     # Only heads that need no other rows are checked here; the code that prepares the
     # rows refuses combinations of different rows.

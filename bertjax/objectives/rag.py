@@ -128,8 +128,8 @@ def make_objective(
     if candidates is not None:
         if cfg.is_decoder:
             raise UserError(
-                "task.index: a causal model makes no vectors of questions that a step "
-                "could search by: take one with model.is_decoder=False"
+                "task.index: retrieval needs an encoder for the questions: give a "
+                "model with model.is_decoder=False"
             )
         finder = Finder(passages, *candidates, cls, normalize)
     whole = seq2seq.of_decoder(cfg) if cfg.num_decoder_layers else seq2seq.of_rows(cfg)

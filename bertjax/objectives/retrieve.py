@@ -92,8 +92,8 @@ def make_head(
     taught = teacher and teacher.pooled(False)
     if taught and margin_weight:
         raise UserError(
-            f"task.margin_weight={margin_weight}: teacher= is another way of learning "
-            "from a model: leave one of the two out"
+            f"task.margin_weight={margin_weight}: config.teacher teaches too: give "
+            "one of the two"
         )
 
     def init(rng: jax.Array, cfg: EncoderConfig) -> Params:

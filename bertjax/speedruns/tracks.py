@@ -100,7 +100,7 @@ def check_overrides(name: str, overrides: Mapping[str, Any]) -> None:
     for key in RULED.split():
         if key in overrides:
             raise UserError(
-                f"--config.{key}: the rules of --track={name} decide it "
+                f"--config.{key}: the rules of --track={name} set it "
                 "(docs/speedrun.md): leave it out"
             )
 
@@ -114,7 +114,7 @@ def check_recipe(name: str, config: Any) -> None:
     for key, value in {**given, "data.vocab": config.data.vocab}.items():
         if value:
             raise UserError(
-                f"{key}={value}: the rules of --track={name} have no room for it "
+                f"{key}={value}: the rules of --track={name} do not allow it "
                 "(docs/speedrun.md): leave it out"
             )
 

@@ -37,9 +37,9 @@ def check(config: ConfigDict) -> None:
         expand_paths(entry, "data.entities", pattern=triple_files.WANTED)
     if in_effect(config.model.to_dict()).get("is_decoder"):
         raise UserError(
-            f"model.is_decoder=True: objective={config.objective} asks for what has "
-            "parts of its triple behind it, which a decoder does not see: take an "
-            "encoder, model.is_decoder=False"
+            f"model.is_decoder=True: objective={config.objective} predicts parts of a "
+            "triple from later parts, which a decoder does not see: set "
+            "model.is_decoder=False"
         )
 
 

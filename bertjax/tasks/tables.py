@@ -395,5 +395,6 @@ def _check_columns(header: list[str], name: str, columns: Columns, advice: str) 
             why = str(registry.unknown(key, column, header))
             for mark in ";,\t|" if len(header) == 1 else "":
                 if column in map(str.strip, header[0].split(mark)):
-                    why += f"; {mark!r} parts no columns: .csv has commas, .tsv tabs"
+                    why += f"; {mark!r} does not separate columns: "
+                    why += ".csv has commas, .tsv tabs"
             raise UserError(f"{name}: {why}{advice}")

@@ -32,7 +32,7 @@ from bertjax.parallel.mesh import make_mesh
         ("optim.warmup", c.duration(steps=21), r"optim\.warmup is 21 steps, more than"),
         ("optim.schedule", "lab.triangle:cycle=3", r"optim\.schedule: .*cycle"),
         ("optim.name", "no.such", r"optim\.name='no\.such'"),
-        ("model.attention", "cudnn", r"model\.attention=cudnn: it drops no weights"),
+        ("model.attention", "cudnn", r"model\.attention=cudnn: it has no dropout"),
         ("accumulate", 3, "accumulate=3 does not divide batch_size=8"),
     ],
 )

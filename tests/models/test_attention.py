@@ -157,7 +157,7 @@ def test_which_backend_serves():
     assert choose_backend("gpu", (8, 512, 12, 64), 0.0, dtype=jnp.float32)[0] == "xla"
     with pytest.raises(UserError, match="attention=fused: rows of 8192"):
         choose_backend("fused", (8, 8192, 12, 64), 0.0)
-    with pytest.raises(UserError, match="splash: it drops no"):
+    with pytest.raises(UserError, match="splash: it has no dropout"):
         choose_backend("splash", (8, 8192, 12, 64), 0.1)
 
 
@@ -168,11 +168,11 @@ def test_a_choice_says_why():
             attention_probs_dropout_prob=rate,
         )  # fmt: skip
 
-    drops = "it drops no weights: model.attention_probs_dropout_prob=0.1"
+    drops = "it has no dropout: model.attention_probs_dropout_prob=0.1"
     assert describe_backend(cfg("gpu", 0.1), [128, 128]) == f"xla (not cudnn: {drops})"
     assert describe_backend(cfg("gpu", 0.0), [128, 512]) == "cudnn"
     said = describe_backend(cfg("gpu", 0.0, "float32"), [128])
-    assert said == "xla (not cudnn: it takes no float32)"
+    assert said == "xla (not cudnn: it does not support float32)"
     assert describe_backend(cfg("xla", 0.1), [128]) == "xla"
     said = describe_backend(cfg("tpu", 0.0), [1024, 128])
     assert said == "128 tokens: fused, 1024 tokens: splash"

@@ -150,7 +150,7 @@ def test_a_choice_says_why():
     assert said.startswith("xla (not fused: rows of 96 tokens")
     assert "\n" not in said
     said = describe_backend(cfg, [128], ["attention_edges"])
-    assert said.startswith("xla (not fused: it takes no attention_edges; ")
+    assert said.startswith("xla (not fused: it does not support attention_edges; ")
 
 
 @pytest.mark.parametrize(

@@ -206,7 +206,10 @@ def test_switches_of_the_masked_lm_head(change):
         (dict(classifier_activation="gelo"), "model.classifier_activation"),
         ({**ROPE, "position_offset": 2}, "model.position_offset=2"),
         (dict(position_offset=20), "model.position_offset=20 leaves none"),
-        ({**ROPE, "hidden_size": 6}, "model.position_embedding_type=rope turns pairs"),
+        (
+            {**ROPE, "hidden_size": 6},
+            "model.position_embedding_type=rope rotates pairs",
+        ),
         (dict(rope_theta=0.0), "model.rope_theta=0.0"),
         ({**ROPE, "local_rope_theta": 9.0}, "model.local_rope_theta=9.0"),
         ({**LOCAL, "local_rope_theta": 9.0}, "model.local_rope_theta=9.0"),

@@ -171,12 +171,14 @@ def test_attention_maps_have_it():
 
 def test_what_is_refused():
     cfg = dataclasses.replace(CFG, attention="tpu", attention_probs_dropout_prob=0.0)
-    adds = "it adds nothing to scores: model.relative_attention_num_buckets"
+    adds = "it has no position bias: model.relative_attention_num_buckets"
     said = describe_backend(cfg, [128])
     assert said == f"xla (not fused: {adds}; not splash: {adds})"
     kind = AttentionMask(jnp.ones((1, 8)), bias=jnp.zeros((1, 1, 8, 8))).kind
     for backend in ("fused", "splash", "cudnn", "lab.softmax"):
-        with pytest.raises(UserError, match=f"attention={backend}: it adds nothing"):
+        with pytest.raises(
+            UserError, match=f"attention={backend}: it has no position bias"
+        ):
             choose_backend(backend, (1, 128, 2, 64), 0.0, kind=kind)
     for buckets, distance, is_decoder, words in (
         (3, 128, False, "there must be 4 buckets or more, or 0"),

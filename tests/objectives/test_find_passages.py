@@ -220,7 +220,7 @@ def test_training_through_tables_and_other_tables():
 
 
 def test_a_causal_model_is_refused():
-    with pytest.raises(UserError, match="makes no vectors of questions"):
+    with pytest.raises(UserError, match="needs an encoder for the questions"):
         make_objective(
             "rag", dataclasses.replace(CFG, is_decoder=True), candidates=SIZES
         )

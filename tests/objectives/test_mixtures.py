@@ -180,8 +180,8 @@ def test_mixtures_on_any_mesh_and_in_micro_batches(accumulate, mesh):
 @pytest.mark.parametrize(
     "name, said",
     [
-        ("prefix+nsp", "prefix lets the first token see its context alone, of which"),
-        ("clm+nsp", "clm lets the first token see itself alone, of which nsp would"),
+        ("prefix+nsp", "with prefix the first token sees only its context, and nsp"),
+        ("clm+nsp", "with clm the first token sees only itself, and nsp reads"),
         ("clm+distil", "clm predicts the next token, and distil lets tokens see it"),
         ("mntp*3+clm", "each part says how many rows"),
         ("mlm*0+clm*0", "each part says how many rows"),

@@ -210,7 +210,7 @@ def test_what_is_read_twice_is_said(vocabulary, tmp_path):
     )
     assert made.parts["train"].n == 4
     assert said[:2] == [
-        f"data.train reads {table} 2 times: what is in it counts as often",
+        f"data.train reads {table} 2 times, so its text counts 2 times",
         f"data.train and data.valid both read {table}: the model is scored on rows "
         "that it learns from",
     ]

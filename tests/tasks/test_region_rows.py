@@ -167,7 +167,7 @@ def test_files_that_hold_something_else(tmp_path, arrays, message):
     "keys", [{"region_mixture": "words=1,regions=1"}, {"hide_regions": True}]
 )
 def test_pairs_are_said_by_those_alone_who_have_learnt_them(table, keys):
-    with pytest.raises(UserError, match="has not learnt whether"):
+    with pytest.raises(UserError, match="was not trained to match"):
         read(table, labelled=False, **keys)
     assert read(table, labelled=True, **keys)[1].n
 

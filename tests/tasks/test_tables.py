@@ -114,7 +114,9 @@ def test_rows_that_are_no_header(table, columns):
 def test_another_mark_between_columns_is_told(header, kind, mark):
     with pytest.raises(UserError) as e:
         rows(f"{header}\na\n", kind, columns={"task.text": "text"})
-    assert f"{mark} parts no columns: .csv has commas, .tsv tabs" in str(e.value)
+    assert f"{mark} does not separate columns: .csv has commas, .tsv tabs" in str(
+        e.value
+    )
 
 
 @pytest.mark.parametrize("kind", ["tsv", "csv"])

@@ -154,7 +154,7 @@ def report_repeats(names: Iterable[str], key: str, say: Callable[[str], None]) -
     """Report sources that are read more than once, which may be meant as a weight."""
     for name, times in Counter(names).items():
         if times > 1:
-            say(f"{key} reads {name} {times} times: what is in it counts as often")
+            say(f"{key} reads {name} {times} times, so its text counts {times} times")
 
 
 def named_sources(value: str, key: str = "data.valid") -> dict[str, str]:

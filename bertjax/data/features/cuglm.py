@@ -72,8 +72,8 @@ class CuglmFeatures(base.Features):
         data = settings.config.data
         if STREAM in settings.streams:
             raise UserError(
-                f"model.id_streams: the model would read the types of names, which "
-                f"objective={settings.config.objective} predicts: leave {STREAM} out"
+                f"model.id_streams: objective={settings.config.objective} predicts the "
+                f"types of names, so the model must not read them: leave {STREAM} out"
             )
         self.streams = settings.streams | {STREAM}
         self.causal, self.tables = causal, settings.tables

@@ -147,8 +147,8 @@ def read_limits(data: Any, length: int, positions: int) -> Limits:
     if not data.packed:
         if data.max_predictions is not None:
             raise UserError(
-                f"data.max_predictions={data.max_predictions} is of packed rows of "
-                "answers: give data.target_length, or data.packed=True"
+                f"data.max_predictions={data.max_predictions} needs packed rows: "
+                "give data.target_length, or data.packed=True"
             )
         return Limits(target, context, target - 1)
     predictions = data.max_predictions or max(target - 1, -(-3 * length // 8))

@@ -82,7 +82,7 @@ def add_vocabs(
     found = from_json(content)
     for name, vocab in found.items():
         number = counted(len(vocab.values or ()), "value")
-        say(f"stream {name}: {number}, of each {vocab.kind} one or none")
+        say(f"stream {name}: {number}; each {vocab.kind} has one or none")
     return with_streams(tokenizer, known | found)
 
 

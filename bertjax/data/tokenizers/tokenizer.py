@@ -338,7 +338,7 @@ def load_tokenizer(
             raise
         if entry.suffix == ".model":
             reader.refuse(f"{entry.name} is not a SentencePiece model")
-        reason = "a part of it is of another kind than such a file has"
+        reason = "a part of it has the wrong type"
         # Quote the libraries' errors; others come from code that trusted the file.
         if str(e) and (type(e) in (Exception, ValueError) or is_panic):
             reason = str(e).splitlines()[0]

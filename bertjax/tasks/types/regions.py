@@ -259,8 +259,8 @@ def make_rows(
     settings = RegionSettings(*(form.settings or ()))
     if not labelled and KIND_NAMES[PAIRS] not in settings.kinds:
         raise UserError(
-            "this model has not learnt whether texts and images belong together, which "
-            "is all that predict says: its task.region_mixture has no "
+            "this model was not trained to match texts and images, which is what "
+            "predict does: its task.region_mixture has no "
             f"{KIND_NAMES[PAIRS]}, or task.hide_regions is set"
         )
     for row in rows:  # for rows to answer, the column was not checked before

@@ -100,8 +100,8 @@ def parse_text(
             why = "question and context have to be texts"
             if isinstance(question, str) and context is None:
                 why = (
-                    "the question has no context, of which its answer is a part; out "
-                    "of an index (--index=DIR) models of objective=read answer"
+                    "the question has no context that could hold its answer; models "
+                    "of objective=read answer from an index (--index=DIR)"
                 )
             raise UserError(f"{row.place}: {why}")
         read.contexts.append(context)

@@ -142,7 +142,11 @@ def test_other_files_are_refused(tmp_path, change, words):
             {"paper_compat": True},
             r"mask_weights='f' does not .*paper_compat",
         ),
-        ("lab.every_third", {}, r"is not a preset, which data\.mask_weights refines"),
+        (
+            "lab.every_third",
+            {},
+            r"data\.mask_weights refines presets, and .* is not a preset",
+        ),
     ],
 )
 def test_what_does_not_go_together(name, how, words):

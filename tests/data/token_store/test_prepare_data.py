@@ -58,7 +58,7 @@ def test_prepare_trains_builds_and_reuses(config, tmp_path):
     twice, told = {**config, "train": f"{config['train']},{config['train']}"}, []
     made = prepare_data(**{**twice, "vocab": str(found)}, say=told.append)
     assert made.parts["train"].meta["documents"] == 4
-    assert f"data.train reads {config['train']} 2 times: what is in it co" in told[0]
+    assert f"data.train reads {config['train']} 2 times, so its text" in told[0]
 
 
 def test_workers_do_not_run_the_script_that_asks_for_them(config, tmp_path):

@@ -62,7 +62,7 @@ ODD_JSON = {
         replacing({"String": "mask"}, "mask" * 10, 9, "decoders"),
         "its decoder makes 'mask' over 100 times as long",
     ),
-    "types": (("normalizer",), [3], "a part of it is of another kind than such a"),
+    "types": (("normalizer",), [3], "a part of it has the wrong type"),
 }
 
 
