@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adaptive masking by commands: evaluate writes weights, show and train read them."""
+"""Adaptive masking by commands: evaluate writes weights, show and train use them."""
 
 import json
 
@@ -13,7 +13,7 @@ from bertjax.data.tokenizers.tokenizer import load_tokenizer
 
 @pytest.fixture
 def weights(trained, corpus, tmp_path, capsys):
-    """A file that evaluate wrote of the run's model, on the text that it saw."""
+    """The weights that evaluate wrote for the run's model, on its training text."""
     file = tmp_path / "weights.json"
     text = f"--text={corpus / 'train.txt'}"
     given = [f"--workdir={trained}", "--what=mlm", text, "--examples=200", "--json"]
@@ -29,7 +29,7 @@ def test_from_a_model_to_a_run(
 ):
     file, scores = weights
     table = read_mask_weights(file, load_tokenizer(str(vocabulary)))
-    # What is never predicted has the mean, and the others lie around it.
+    # Ids that were never predicted have the mean; the others are around it.
     mean = 1 - scores["mlm_accuracy"]
     assert table[0] == pytest.approx(mean, abs=1e-4)
     assert np.ptp(table) > 0.1
@@ -51,7 +51,7 @@ def test_from_a_model_to_a_run(
     assert train.main([*few, "--config.total.steps=2"]) == 0
     stores = json.loads((tmp_path / "run" / "run.json").read_text())["stores"]
     assert len(stores["data.mask_weights"]) == 64
-    file.write_text(file.read_text() + "\n")  # the bytes count, not the file's name
+    file.write_text(file.read_text() + "\n")  # the contents count, not the name
     more = ["--config.total.steps=4", "--allow_config_change"]
     with pytest.raises(UserError, match=r"^data\.mask_weights: the text .* changed"):
         train.main([*few, *more])

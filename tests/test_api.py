@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bertjax.load and bertjax.fit give what the commands give."""
+"""bertjax.load and bertjax.fit return what the commands print and write."""
 
 import json
 import subprocess
@@ -93,7 +93,8 @@ def test_logits_are_what_blanks_are_guessed_by(trained):
 
 
 def test_blanks_are_guessed_where_the_model_learnt_to(trained):
-    """Masked next-token prediction is read one place to the left, as generate does."""
+    """A model of masked next-token prediction guesses a blank from the position before
+    it, as generate does."""
     model = bertjax.load(trained)
     model.config.objective = "mntp"
     (logits,) = model.logits([BLANK])
@@ -131,7 +132,7 @@ def test_saved_for_hugging_face_and_opened_again(trained, tmp_path):
 
 @pytest.fixture(scope="module")
 def finetuned(trained, tmp_path_factory):
-    """The tiny run, finetuned for a few steps to tell lines of two kinds apart."""
+    """The tiny run, finetuned for a few steps to classify lines of two kinds."""
     folder = tmp_path_factory.mktemp("finetuned")
     rows = [f"A short line {i}.\tshort\nA longer line {i}.\tlong\n" for i in range(8)]
     (folder / "rows.tsv").write_text("line\tkind\n" + "".join(rows))

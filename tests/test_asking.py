@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions by the commands: what a checkpoint keeps, and predict answers by."""
+"""Question answering by the commands: predict uses the checkpoint's threshold."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ CONTEXT = "The interpreter reads a file. A module is a file with statements."
 
 
 def write(path):
-    """Write five questions, of which the last two have no answer."""
+    """Write five questions, the last two without an answer."""
     answers = ["reads", "a file", "a module", "", ""]
     qas = []
     for i, text in enumerate(answers):
@@ -83,7 +83,7 @@ def test_predict_answers_by_the_threshold_of_the_evaluation(run, tmp_path, capsy
     for row, other in zip(found, whole, strict=True):
         doubt = row["null_score"] - row["score"]
         assert row["answer"] == ("" if doubt > kept else other["answer"])
-    # Some would be answered otherwise by a threshold beyond all doubts.
+    # With a threshold below all differences no question gets an answer.
     assert not any(
         row["answer"] for row in said(capsys, model, questions, "--threshold=-1e9")
     )
@@ -125,7 +125,7 @@ def test_answers_that_are_elsewhere_are_all_in_a_file(run):
 
 
 def test_standard_input(run, pipe, capsys):
-    """SQuAD's JSON, and lines of questions; a mark of order before them; nothing."""
+    """It may be SQuAD's JSON or JSON lines, with a byte order mark, but not empty."""
     path, table = run
     found = said(capsys, f"--model={path}", f"--input={table}")
     asked = json.loads(table.read_text())["data"][0]["paragraphs"][0]["qas"]

@@ -29,7 +29,7 @@ CONTRACT = {
 SMOKE = ["--config=bert.py:smoke", "--config.data.train=", "--json", "--rounds=2"]
 SMOKE.append("--config.model.num_hidden_layers=1")  # compiles faster
 
-# A peer that takes its times from a list instead of computing.
+# A peer that reports made-up times instead of computing.
 PEER = """
 import json, sys
 shape = json.loads(sys.argv[1])
@@ -49,7 +49,7 @@ def short_rounds(monkeypatch):
 
 @pytest.fixture
 def cores():
-    """Give back the cores that a comparison pins this process away from."""
+    """Restore this process's cores, which a comparison changes."""
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -73,11 +73,11 @@ def test_step_needs_no_data(capsys):
     assert found["step_ms_min"] <= found["step_ms"] <= found["step_ms_max"]
     per_step = 8 * 64 / found["tokens_per_second"]
     assert per_step == pytest.approx(found["step_ms"] / 1e3)
-    assert found["parameters"] > 750_000  # a layer, 4,000 words: 512,000 are the words'
+    assert found["parameters"] > 750_000  # 512,000 of them: the word table
     assert found["step_flops"] == 8 * 64 * found["flops_per_token"]
     assert found["dtype"] == "float32" and found["temporary_mb"] > 0
     assert found["attention"] == "xla"
-    # Parameters and two moments, split over the devices.
+    # Parameters and two moments are split over the devices.
     held = found["arguments_mb"] * found["devices"]
     assert held > 12e-6 * found["parameters"]
     device = found["tokens_per_second"] / found["devices"]
@@ -142,7 +142,7 @@ def test_a_peer_takes_turns(capsys, tmp_path, cores):
     peer.write_text(PEER)
     found = run(capsys, "--what=input", f"--peer={peer} --late")
     assert found["peer"]["compile_seconds"] == 1.5
-    assert found["peer"]["step_ms"] == 1e6  # rounds of one step, it is that slow
+    assert found["peer"]["step_ms"] == 1e6  # so slow that a round is one step
     assert found["ratio_min"] <= found["ratio"] <= found["ratio_max"]
     assert found["ratio"] > 1000
     assert found["peak_rss_ratio"] < 1
@@ -172,7 +172,7 @@ def test_unknown_what():
 
 
 def made_up(config, needs=frozenset({"mlm", "nsp"})):
-    """Make a batch of 100 pieces."""
+    """Make a synthetic batch from a vocabulary of 100 pieces."""
     objective = types.SimpleNamespace(needs=needs, labels=lambda rows, length: {})
     shape = synthetic_data.Shape(config.batch_size, config.data.length, (None,))
     return synthetic_data.synthetic_batch(config, objective, shape, 100)
@@ -187,7 +187,7 @@ def test_made_up_vocabularies_have_the_size_that_a_run_would_have():
     config.model.vocab_size = 800
     assert synthetic_data.expected_vocab_size(config) == 800
     more = measurements.measure_step(config).facts["parameters"] - parameters
-    assert more == 100 * (config.model.hidden_size + 1)  # a row and a bias a piece
+    assert more == 100 * (config.model.hidden_size + 1)  # per piece a row and a bias
 
 
 def test_synthetic_batch_fits_the_objective():
@@ -229,7 +229,7 @@ def test_of_phases_the_longest_is_measured():
     assert synthetic_data.one_phase(config).objective == "clm"
 
 
-@pytest.mark.slow  # compiles each
+@pytest.mark.slow  # compiles a step for each case
 @pytest.mark.parametrize(
     "given, rows, segments",
     [
@@ -255,7 +255,7 @@ def test_steps_of_other_rows(capsys, monkeypatch, given, rows, segments):
 
 
 def test_pacer_counts_steady_steps(monkeypatch, capsys):
-    """SETTLE rows after a pause are not counted; the wait is the others' mean."""
+    """SETTLE rows after a pause do not count; `wait` is the mean over the others."""
     clock = iter([0.0, 1.0, 2.0, 10.0, 12.0, 15.0])
     monkeypatch.setattr(alternate.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr("sys.stdin", io.StringIO("2\n1\n"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host half and a head from outside (tests/lab/swap.py), the package untouched."""
+"""A host half and a head from outside (tests/lab/swap.py) need no change in bertjax."""
 
 import json
 import types

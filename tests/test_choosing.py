@@ -17,7 +17,7 @@ from bertjax.training.signals import StopSignal
 
 @pytest.fixture(scope="module")
 def wanted(vocabulary, tmp_path_factory):
-    """Arguments of a run of 3 steps on two tables, of 2 and of 3 choices a row."""
+    """Arguments of a run of 3 steps on two tables, with 2 and 3 choices per row."""
     folder = tmp_path_factory.mktemp("tables")
     for name, size in (("a", 2), ("b", 3)):
         rows = [
@@ -46,7 +46,7 @@ def wanted(vocabulary, tmp_path_factory):
     ]
 
 
-@pytest.mark.slow  # compiles on eight devices, a quarter of a minute
+@pytest.mark.slow  # compiles for eight devices, 15 seconds
 def test_from_tables_to_answers(wanted, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(StopSignal, "install", lambda self: None)
     workdir = tmp_path / "run"

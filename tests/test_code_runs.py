@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run on code: it learns, resumes bit for bit, is scored, and completes code."""
+"""A run on code: it trains, resumes bit for bit, is scored, and completes code."""
 
 import json
 import random
@@ -14,7 +14,7 @@ TYPES = {"count": "int", "total": "int", "name": "String", "items": "List"}
 
 
 def statement(rng):
-    """Make a line, and the ranges of its names with their types."""
+    """Make a line of code, and the ranges of its names with their types."""
     first, second = rng.sample(sorted(TYPES), 2)
     line = rng.choice([f"{first} = {second};", f"return {first}.size({second});"])
     found = []
@@ -26,7 +26,7 @@ def statement(rng):
 
 @pytest.fixture(scope="module")
 def code(tmp_path_factory):
-    """Made-up code that says its types itself: no parser is needed."""
+    """Synthetic code with a field of types, so that no parser is needed."""
     path, rng = tmp_path_factory.mktemp("code") / "code.jsonl", random.Random(0)
     with path.open("w") as file:
         for _ in range(60):
@@ -77,7 +77,7 @@ def test_it_learns_in_two_phases_and_resumes_bit_for_bit(
     for what in ("token", "name", "masked_name"):
         one, five = (scores[f"eval/valid/{what}_top{k}"] for k in (1, 5))
         assert 0 <= one <= five <= 1
-        assert five == scores[f"eval/valid/{what}_top5_known"]  # bytes are all known
+        assert five == scores[f"eval/valid/{what}_top5_known"]  # all bytes are known
     assert 0 < scores["eval/valid/type_accuracy"] <= 1
     check_resuming(command, flags, trained, tmp_path / "parts")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands end to end: what they write, how they end, what bad input gets."""
+"""The commands end to end: files, exit statuses, and errors of bad input."""
 
 import json
 import shutil
@@ -54,7 +54,7 @@ def test_the_same_command_again_changes_nothing(command, arguments, trained):
 
 
 def stop_after(step, number, arguments, environment, log):
-    """Start a run and send a signal when the row of a step is there."""
+    """Start a run and send a signal when it has written the row of a step."""
     workdir = log.with_name("run")
     rows = workdir / "metrics.jsonl"
     with log.open("w") as out:
@@ -69,7 +69,7 @@ def stop_after(step, number, arguments, environment, log):
         if rows.exists() and rows.read_bytes().count(b"\n") >= step:
             process.send_signal(number)
             break
-        time.sleep(0.005)  # the cores are others' too
+        time.sleep(0.005)  # leave the cores to others
     return workdir, process.wait(timeout=200)
 
 
@@ -80,7 +80,7 @@ def stop_after(step, number, arguments, environment, log):
 def test_a_signal_saves_and_the_run_resumes(
     number, status, command, arguments, environment, tmp_path
 ):
-    """The run is long enough that the signal finds it running, and tracing."""
+    """The run is long enough to be training, and tracing, when the signal comes."""
     arguments = [*arguments, "--config.total.steps=100", "--config.log.writers=jsonl"]
     arguments += ["--config.eval.every.steps=100", "--config.checkpoint.every.steps=90"]
     traced = [*arguments, "--config.profile.start=2", "--config.profile.steps=98"]
@@ -98,7 +98,8 @@ def test_a_signal_saves_and_the_run_resumes(
 
 
 def test_resumed_is_uninterrupted(command, arguments, trained, tmp_path):
-    """The newest checkpoint is damaged: named, set aside, the one before is used."""
+    """The newest checkpoint is damaged, so the run moves it and resumes from the one
+    before."""
     workdir = tmp_path / "run"
     shutil.copytree(trained, workdir)
     (workdir / "checkpoints/12/meta.json").write_text("{}")
@@ -122,7 +123,7 @@ def test_no_intact_checkpoint(command, arguments, trained, tmp_path):
 
 @pytest.mark.slow
 def test_longer_and_other_writers(command, arguments, trained, tmp_path, environment):
-    """Training on needs --allow_config_change; a writer from outside is a name."""
+    """A longer run needs --allow_config_change; a writer from outside goes by name."""
     workdir = tmp_path / "run"
     shutil.copytree(trained, workdir)
     (tmp_path / "mine.py").write_text(
@@ -150,7 +151,7 @@ def test_longer_and_other_writers(command, arguments, trained, tmp_path, environ
 
 
 def test_init_from(command, arguments, trained, tmp_path):
-    """An encoder trained with MLM and NSP goes on with MLM alone."""
+    """An encoder trained with MLM and NSP continues with MLM only."""
     workdir = tmp_path / "run"
     more = ["--config.objective=mlm", "--config.total.steps=2"]
     more += [f"--config.init_from={trained}", f"--workdir={workdir}"]
@@ -174,7 +175,8 @@ def test_without_tensorflow(command, arguments, trained, tmp_path):
 
 @pytest.mark.slow
 def test_without_jit(command, arguments, trained, tmp_path):
-    """As a debugger wants it. The learning rate is still rising: nothing differs."""
+    """Without jit, for debuggers, losses are the same. (The shorter total does not
+    matter during warm-up.)"""
     more = ["--config.total.steps=2", "--config.eval.examples=8"]
     workdir = tmp_path / "run"
     env = {"JAX_DISABLE_JIT": "1"}
@@ -286,7 +288,7 @@ def test_output_is_utf_8_whatever_the_encoding_is(environment):
 
 
 def test_a_full_device_is_one_line(environment):
-    """Other errors of jax keep their traceback."""
+    """Out of memory on a device is one line; other errors of jax keep a traceback."""
     code = (
         "import jax, sys\nfrom bertjax.config import cli\n"
         "def main(argv): raise jax.errors.JaxRuntimeError(argv[0])\ncli.command(main)"
@@ -304,7 +306,7 @@ def test_a_full_device_is_one_line(environment):
 
 
 def test_what_a_part_from_outside_raises_is_one_line(environment, tmp_path):
-    """It names the part and its line; the package's own faults keep a traceback."""
+    """It names the part and its line; the package's own errors keep a traceback."""
     (tmp_path / "thirds.py").write_text("def make_masker():\n    assert {}['a']\n")
     (tmp_path / "mine").mkdir()
     (tmp_path / "thirds.py").rename(tmp_path / "mine/thirds.py")
@@ -405,7 +407,8 @@ def test_another_config_in_the_workdir(command, arguments, trained):
 
 
 def test_other_text_in_the_workdir(command, arguments, trained, corpus, tmp_path):
-    """The path's spelling is free, the content is not; of an ended run as well."""
+    """Another path with the same text is the same run; other text is refused, even if
+    the run has ended."""
     workdir = tmp_path / "run"
     shutil.copytree(trained, workdir)
     other = tmp_path / "train.txt"
@@ -419,7 +422,7 @@ def test_other_text_in_the_workdir(command, arguments, trained, corpus, tmp_path
 
 
 def forget_the_rules(workdir):
-    """Make it one of a version that did not know of others: ended after step 8."""
+    """Make the workdir one of a version before row rules, which ended after step 8."""
     shutil.rmtree(workdir / "checkpoints/12")
     run = json.loads((workdir / "run.json").read_text())
     assert run.pop("row_rules") == 2
@@ -427,7 +430,7 @@ def forget_the_rules(workdir):
 
 
 def test_pairs_of_an_older_version_do_not_go_on(command, arguments, trained, tmp_path):
-    """Its rows were others: it is left as it is, and can still be evaluated."""
+    """Its rows were made differently: train leaves it unchanged, evaluate works."""
     workdir = tmp_path / "run"
     shutil.copytree(trained, workdir)
     forget_the_rules(workdir)
@@ -498,11 +501,11 @@ def test_show_refusals(command, arguments):
 # ---------------------------------------------------------------- breakdowns
 @pytest.mark.slow
 def test_a_full_disk(command, arguments, trained, tmp_path):
-    """No file may grow beyond 20 or 40 kB: only a checkpoint's do."""
+    """No file may exceed 20 or 40 kB, which only a checkpoint's files do."""
     workdir = without_last(trained, tmp_path / "run")
     whole = {p: p.read_bytes() for p in (workdir / "checkpoints").rglob("*.json")}
 
-    limit = ["sh", "-c", 'ulimit -f 40 && exec "$@"', "sh"]  # blocks of 512 bytes
+    limit = ["sh", "-c", 'ulimit -f 40 && exec "$@"', "sh"]  # of 512 or 1,024 bytes
     more = ["--config.log.writers=jsonl", f"--workdir={workdir}"]
     env = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
     done = command("train", *arguments, *more, env=env, before=limit)
@@ -537,7 +540,7 @@ def test_every_command_says_what_it_needs(command):
 
 
 def test_commands_end_quickly_on_bad_input(command, tmp_path):
-    """What can be seen without jax is said before it is imported."""
+    """Errors that need no jax to find are reported before it is imported."""
     (tmp_path / "jax.py").write_text("raise ImportError('not needed for this')\n")
     env = {"PYTHONPATH": str(tmp_path)}
     for argument in ("batch_size=0", "data.train=nosuch.txt", "data.vocab=nosuch.txt"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bertjax.compress from the command line, and what other commands make of a result."""
+"""bertjax.compress from the command line, and its result in other commands."""
 
 import json
 
@@ -20,7 +20,7 @@ def last(done):
 
 @pytest.fixture(scope="module")
 def small(command, trained, corpus, tmp_path_factory):
-    """The trained run, half of it pruned; and what was printed."""
+    """The trained run with half of its weights pruned, and the printed results."""
     out = tmp_path_factory.mktemp("compressed") / "small"
     how = "--method=sparsegpt", f"--text={corpus / 'train.txt'}", "--rows=8"
     given = f"--model={trained}", f"--out={out}", *how, "--length=32", "--json"
@@ -57,7 +57,7 @@ def test_two_of_four_in_torchs_layout(command, trained, tmp_path):
     tensors = load_file(there / "model.safetensors")
     matrices = [k for k in tensors if "encoder.layer" in k and tensors[k].ndim == 2]
     assert len(matrices) == 6 * 2
-    for name in matrices:  # [out, in]: four inputs in a row
+    for name in matrices:  # [out, in]: 2 of 4 adjacent inputs
         assert ((tensors[name].reshape(-1, 4) != 0).sum(1) == 2).all()
 
 
@@ -67,7 +67,7 @@ def test_flags_that_a_method_does_not_read_are_said(method, unread, tmp_path, ca
 
     given = {"text": "no.txt", "length": "9", "rows": "7", "seed": "3"}
     flags = (f"--{name}={value}" for name, value in given.items())
-    with pytest.raises(UserError, match="no checkpoint"):  # which comes after
+    with pytest.raises(UserError, match="no checkpoint"):  # the error that follows
         compress.main([f"--model={tmp_path}", "--out=X", f"--method={method}", *flags])
     said = [
         f"--{name}={value} is not read by {method}" for name, value in given.items()

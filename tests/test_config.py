@@ -20,7 +20,7 @@ SHIPPED = sorted(
     for p in (Path(__file__).parents[1] / "configs").glob("*.py")
     if p.stem != "__init__"
 )
-FAMILY = {"gpt.py": "gpt2"}  # of configs that are not called as their family
+FAMILY = {"gpt.py": "gpt2"}  # configs not named after their family
 SIZES_OF = {
     n: FAMILIES.get(FAMILY.get(n, n.removesuffix(".py")), FAMILIES["bert"]).sizes
     for n in SHIPPED
@@ -36,7 +36,7 @@ def parse(*arguments, name="bert.py:smoke"):
 
 
 def steps(made, name, rows, total):
-    """Convert a duration to steps of the first phase, whose epoch has these rows."""
+    """Convert a duration to steps of the first phase; rows: the size of its epoch."""
     first = place_phases(resolve.wanted_phases(made), 100, lambda phase: rows)[0]
     return steps_of(*durations.unit_of(made, name), first, total)
 
@@ -60,7 +60,7 @@ def test_every_shipped_config_resolves(name, size):
 
 
 def test_the_scale_of_t5s_logits_follows_its_width():
-    """Else no family of Hugging Face's has such a model, and it is not exported."""
+    """Otherwise no Hugging Face family would have such a model to export to."""
     for more, scale in (
         (["hidden_size=64"], 64**-0.5),
         (["hidden_size=64", "logit_scale=0.5"], 0.5),
@@ -82,7 +82,7 @@ def test_the_scale_of_t5s_logits_follows_its_width():
     ],
 )
 def test_what_learns_the_next_token_alone_sees_what_is_before_it(flags, is_causal):
-    """Whoever opens it: vectors, exports and scores are of what was trained."""
+    """The model is causal for every command that opens it, as it was in training."""
     made = parse(*(f"--config.{flag}" for flag in flags), name="bert.py:tiny")
     assert resolve.encoder_config(made, 100).is_decoder is is_causal
 
@@ -135,7 +135,7 @@ def test_a_config_by_path_and_from_another_directory(tmp_path, monkeypatch):
 def test_arguments_are_parted(given, own, others):
     found = arguments.split_arguments(given.split())
     assert [len(part) for part in found] == [own, others]
-    # Commands that look for it find the file in one form.
+    # Commands that look for the config file find it in one form.
     assert ("--config a.py" in given) == ("--config=a.py" in found[0])
 
 
@@ -202,7 +202,7 @@ def test_bad_arguments_get_one_line(argument, words):
 
 
 def test_an_installed_package_has_its_own_configs(tmp_path, monkeypatch):
-    """configs/ beside it, in site-packages, is somebody else's."""
+    """A folder configs/ beside it in site-packages belongs to another package."""
     own, others = tmp_path / "bertjax/configs", tmp_path / "configs"
     for folder, name in ((own, "bert.py"), (others, "other.py")):
         folder.mkdir(parents=True)
@@ -268,7 +268,7 @@ def test_units(given, expected):
 
 
 def test_rounding_does_not_add_a_step():
-    """0.1 + 0.2 and its like: 30 percent of 1,000 is 300."""
+    """Despite floating-point errors, as of 0.1 + 0.2, 30 percent of 1,000 is 300."""
     made = parse()
     for percent in range(1, 101):
         made.eval.every = durations.duration(percent=percent)
@@ -308,7 +308,7 @@ def test_what_is_no_number_of_a_unit(unit, value, what):
 
 @pytest.mark.parametrize("name", ["warmup", "decay", "average"])
 def test_more_than_the_whole_run(name):
-    """It was told in steps, with the advice to give percents."""
+    """The message gives percent, the unit that was set."""
     made = command_line.parse(["--config=bert.py:mini"]).config
     made.optim.schedule = "wsd"
     made.optim[name] = durations.duration(percent=150)
@@ -378,25 +378,25 @@ def test_what_is_compared(argument):
 
 
 def test_models_are_compared_by_what_is_in_effect():
-    """A run of an imported model goes on, whatever size was recorded for it."""
+    """A run of an imported model can resume, whatever size was recorded for it."""
     old, new = parse(), parse()
     shape = dict(num_hidden_layers=6, hidden_size=384, num_attention_heads=12)
     for made, size in ((old, "tiny"), (new, "")):
         made.model.update(shape | {"intermediate_size": 1536, "size": size})
     assert serialize.differences(old, new) == []
     assert resolve.encoder_config(new, 9).num_hidden_layers == 6
-    # Spelled out or named, a size is the same.
+    # A size given by name and the same shape spelled out are equal.
     named, spelled = parse(name="bert.py:mini"), parse(name="bert.py:base")
     spelled.model.update(dict(num_hidden_layers=4, hidden_size=256))
     spelled.model.num_attention_heads = 4
     assert serialize.differences(named, spelled) == []
     (line,) = serialize.differences(named, parse(name="bert.py:tiny"))
     assert line == "model.size: mini -> tiny"
-    # Nor is anything let through whose name alone is none.
+    # Two shapes without a name are still compared.
     small, large = parse(name="bert.py:small"), parse(name="bert.py:medium")
     for made in (small, large):
         made.model.hidden_size = 64
-    large.model.remat = "full"  # which is never compared
+    large.model.remat = "full"  # not compared
     (line,) = serialize.differences(small, large)
     assert line == "model.num_hidden_layers: 4 -> 8"
 
@@ -406,7 +406,7 @@ def test_models_are_compared_by_what_is_in_effect():
     [("wsd", 0.5), ("polynomial", 1.0), ("linear", 1.0), ("cosine", 1.0)],
 )
 def test_runs_from_before_wsd_had_a_power_go_on(schedule, of_today):
-    """Each recorded 1.0, which of wsd meant nothing: it fell by the root."""
+    """They recorded power 1.0, which wsd ignored: it decayed by the square root."""
     flag = f"--config.optim.schedule={schedule}"
     new = parse(flag)
     old = new.to_dict()
@@ -416,7 +416,7 @@ def test_runs_from_before_wsd_had_a_power_go_on(schedule, of_today):
     assert serialize.differences(back, new) == []
     power = schema.power_in_effect(schedule, back.optim.power)
     assert power == schema.power_in_effect(schedule, new.optim.power) == of_today
-    # A power that is given is another one, and is read back as it is.
+    # A power of 1.0 that is given differs, and is read back unchanged.
     if schedule == "wsd":
         linear = parse(flag, "--config.optim.power=1.0")
         assert serialize.differences(back, linear) == ["optim.power: 0.5 -> 1.0"]
@@ -501,7 +501,7 @@ def test_settings_that_optimizer_or_schedule_do_not_read(given, word):
 @pytest.mark.parametrize(
     "given",
     [
-        "name=adafactor wd=0.1 b1=0.9",  # as it was
+        "name=adafactor wd=0.1 b1=0.9",  # given, at its default
         "name=stableadamw b1=0.8 b2=0.98 eps=1e-8 clip=0",
         "name=lamb bias_correction=False",
         "schedule=polynomial power=2.0",
@@ -522,7 +522,7 @@ def test_an_objective_and_a_plan_that_do_not_go_together():
     more = "--config.objective=mlm", "--config.phases=steps=4 objective=mlm+nsp;"
     made = parse("--config.data.plan=full_sentences", *more)
     with pytest.raises(UserError, match=r"^objective='mlm\+nsp' needs sentence pairs"):
-        resolve.objectives_of(made)  # the phase's, not the config's
+        resolve.objectives_of(made)  # the phase's objective
 
 
 def test_model_sizes_follow_and_override():
@@ -551,7 +551,7 @@ def test_a_config_of_an_earlier_version_keeps_its_values():
 
 
 def test_what_a_recipe_says_of_masks_can_be_taken_back():
-    """Where another objective masks nothing, "" is the default of each such key."""
+    """With an objective that masks nothing, "" resets a masking key to its default."""
     nothing = [SimpleNamespace(keys=frozenset())]
     config = parse("--config.objective=clm", "--config.data.mask_unit=word")
     with pytest.raises(UserError, match=r"give --config\.data\.mask_unit=$"):
@@ -560,7 +560,7 @@ def test_what_a_recipe_says_of_masks_can_be_taken_back():
 
 
 def test_flags_of_xla(monkeypatch):
-    """Those that were given stay."""
+    """Flags that the environment has stay."""
     monkeypatch.setenv("XLA_FLAGS", "--xla_a=1")
     resolve.set_flags(parse())
     assert os.environ["XLA_FLAGS"] == "--xla_a=1"
@@ -677,7 +677,7 @@ def test_a_broken_config_file_is_one_line(tmp_path, text, words):
 def test_what_gives_no_config_is_refused_by_its_file(
     tmp_path, monkeypatch, text, words, more
 ):
-    # config_flags loads every file into this module: it keeps an earlier get_config.
+    # config_flags loads all files into this one module, which keeps old get_config's.
     monkeypatch.delitem(sys.modules, "config_config", raising=False)
     file = tmp_path / "mine.py"
     file.write_text(text)
@@ -702,7 +702,8 @@ def test_a_config_in_a_folder_that_is_not_there():
 
 
 def test_a_model_of_a_later_version_is_refused():
-    """Without its new key it would be another model; others are told as they differ."""
+    """Without its new model key it would be another model. Other new keys are reported
+    as differences."""
     later = parse().to_dict()
     later["optim"]["new"] = 1
     (told,) = serialize.differences(serialize.from_json(json.dumps(later)), parse())

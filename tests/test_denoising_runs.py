@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of T5's and BART's configs: they learn, resume bit for bit, and are shown."""
+"""Runs with T5's and BART's configs train, resume bit for bit, and can be shown."""
 
 import json
 

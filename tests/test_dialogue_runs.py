@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From chats to answers: runs of configs/plato.py, resumed, shown and asked."""
+"""From chats to answers: runs of configs/plato.py, resumed, shown, and generating."""
 
 import json
 import random
@@ -94,7 +94,7 @@ def test_conversations_are_answered(workdir, tmp_path, capsys):
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["prompt"] for line in lines] == prompts
     assert [line["outputs"] for line in lines] == written
-    # A text is a turn.
+    # A plain text is a conversation of one turn.
     ((alone,),) = model.generate([said[0]["text"]], max_new_tokens=5)
     assert alone["ids"] == written[0][0]["ids"]
 
@@ -110,7 +110,7 @@ def test_candidates_are_ranked_by_their_mean_likelihood(workdir):
 
 
 def test_rows_of_prompts_are_those_of_training(workdir):
-    """An answer's context by the store and by the prompt is the same, roles and all."""
+    """A prompt has the same row as its conversation in training, roles included."""
     model = bertjax.load(str(workdir))
     rows = dialogues.Conversations(model)
     turns = [("ann", "how many is 3"), ("bob", "that makes 4 ."), ("cem", "and one ?")]
@@ -129,10 +129,10 @@ def test_rows_of_prompts_are_those_of_training(workdir):
     assert row["position_ids"].tolist() == places
     assert row["token_type_ids"].tolist() == [0] * context + [1]
     assert row["attention_steps"].tolist() == [0] * context + [context + 1]
-    # Unless it is said, who answers is who spoke last beside the last one.
+    # By default the answerer is the last speaker other than that of the last turn.
     usual = rows.lay_out_one({"turns": said})
     assert usual["role_ids"][1] == 2 and usual["role_ids"][len(ids[0]) + 2] == 0
-    # Names are compared as training reads them.
+    # Names are compared as in training: 1 and "1" are the same.
     said = [{"speaker": s, "text": "how"} for s in ("2", "1", 1)]
     assert rows.lay_out_one({"turns": said})["role_ids"][1] == 0
 
@@ -194,14 +194,14 @@ def test_how_different_answers_are(workdir, command, tmp_path):
     one = json.loads(succeeded(command("evaluate", *given, "--examples=8")).stdout)
     assert one["answers"] == 8 and 0 < one["people_distinct1"] <= 1
     assert 0 <= one["distinct1"] <= 1 and 0 <= one["distinct2"] <= 1
-    # What people said there, by hand: the last turns of 8 of 20 conversations.
+    # Compute people_* by hand, from the last turns of 8 of the 20 conversations.
     text = json.loads((workdir / "config.json").read_text())["data"]["valid"]
     lines = [json.loads(line) for line in Path(text).read_text("utf-8").splitlines()]
     words = [lines[i * 20 // 8]["turns"][-1]["text"].split() for i in range(8)]
     flat = [word for own in words for word in own]
     assert one["people_distinct1"] == pytest.approx(len({*flat}) / len(flat))
     assert one["people_words"] == pytest.approx(len(flat) / 8)
-    # Candidates are drawn, of all tokens where --top_k does not say.
+    # --rank samples candidates, from all tokens without --top_k.
     assert evaluate.main([*given[:2], "--examples=2", "--rank=2"]) == 0
     alone = tmp_path / "alone.jsonl"
     alone.write_text('{"turns": [{"speaker": "a", "text": "how many ?"}]}\n')

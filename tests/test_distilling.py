@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a teacher to a student by commands: recorded, resumed, refused, evaluated."""
+"""From a teacher to a student by the commands: trained, resumed, refused, evaluated."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ def digest(folder):
 
 @pytest.fixture(scope="module")
 def student(command, arguments, trained, tmp_path_factory):
-    """(its arguments but for the teacher, its workdir, the teacher's sha256 before)."""
+    """(arguments without the teacher, workdir, sha256 of the teacher before it)."""
     before, workdir = digest(trained), tmp_path_factory.mktemp("students") / "run"
     given = [a for a in arguments if not a.startswith("--config=")]
     given = ["--config=distilbert.py:smoke", *given, "--config.total.steps=8"]
@@ -46,7 +46,7 @@ def test_checkpoints_hold_a_teachers_hash_alone(student):
     assert manifest.read_meta(folder)["teacher"] == known and len(known) == 64
     names = describe(folder)
     assert names and not any("teacher" in name for name in names)
-    assert names["encoder/layers/mlp/up/bias"][0] == 1  # of the teacher's two
+    assert names["encoder/layers/mlp/up/bias"][0] == 1  # the teacher has two layers
 
 
 def test_a_student_needs_no_teacher_any_more(command, student):
@@ -77,7 +77,8 @@ def test_a_run_goes_on_with_its_teacher_alone(
 def test_the_same_teacher_in_other_files_is_the_same(
     command, student, trained, tmp_path
 ):
-    """A Hugging Face directory of it; and the run ends with the same bits."""
+    """A run resumed with its teacher as a Hugging Face directory ends with the same
+    bits."""
     given, workdir, _ = student
     copy, exported = without_last(workdir, tmp_path / "run"), tmp_path / "hf"
     succeeded(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vectors of sentences: equal to one sentence at a time, in order, from any model."""
+"""Vectors of sentences: as for one sentence at a time, in order, with any model."""
 
 import dataclasses
 import gzip
@@ -53,7 +53,7 @@ SIZES = dict(
     ],
 )
 def test_as_one_by_one_and_in_order(name):
-    """Against each row alone, without padding; the rest in numpy, float64."""
+    """Compare with each row alone, without padding; pooling is in numpy, float64."""
     cfg = EncoderConfig(**SIZES, **ENCODERS[name], unroll=1)
     params = {"encoder": encoder.init(jax.random.key(1), cfg)}
     rng = np.random.default_rng(2)
@@ -294,7 +294,7 @@ def test_writing_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["out.npy"]
 
 
-# ---------------------------------------------------------------- what a model is for
+# ---------------------------------------------------------------- kinds of models
 @pytest.mark.parametrize(
     "told",
     [
@@ -313,7 +313,7 @@ def test_files_there_and_back(told, tmp_path):
 
 
 def test_what_a_directory_says_is_followed_and_kept(exported, text, tmp_path, capsys):
-    """By embed; and by convert, to a workdir and from there to theirs."""
+    """embed follows it, and convert keeps it, to a workdir and back."""
     theirs = tmp_path / "theirs"
     shutil.copytree(exported, theirs)
     shutil.rmtree(theirs / "1_Pooling")
@@ -374,7 +374,7 @@ def test_a_cross_encoder_has_no_vectors(trained, exported, text, tmp_path, capsy
     sentence_transformers.write(theirs, made, 16, 32)
     with pytest.raises(UserError, match=r"--model=.*theirs is a cross-encoder"):
         run(theirs, text, tmp_path / "a.npy", "--pooling=mean")
-    # It stays one when it is converted.
+    # A converted cross-encoder is one again.
     convert.main([f"--from={theirs}", f"--to={back}", "--format=hf"])
     read = sentence_transformers.read(back, "")
     assert (read.kind, read.activation, read.longest) == ("cross", "a.Sigmoid", 20)
@@ -402,7 +402,7 @@ def test_a_sparse_model_with_more_pieces_than_its_tokenizer(exported, text, tmp_
 
 
 def test_a_cross_encoder_of_others_reads_two_texts(exported, tmp_path):
-    """Its config.json says a head of one class, and nothing of columns."""
+    """Its config.json has a head of one class, but no columns."""
     shutil.copytree(exported, theirs := tmp_path / "theirs")
     told = json.loads((theirs / "config.json").read_text())
     told["architectures"] = ["BertForSequenceClassification"]
@@ -416,14 +416,14 @@ def test_a_cross_encoder_of_others_reads_two_texts(exported, tmp_path):
     texts = ["the list", "a value"], ["a list of words", "the value"]
     scores = CrossEncoder(str(theirs), "--rerank").score(*texts, pairs)
     assert len({*scores.tolist()}) == 3
-    # A regression of ours that was learnt of one text is refused.
+    # A regression model of bertjax for one text is refused.
     (theirs / "config.json").write_text(json.dumps({**told, "bertjax_text": "text"}))
     with pytest.raises(UserError, match=r"--rerank=.*theirs scores one text, and a"):
         CrossEncoder(str(theirs), "--rerank")
 
 
 def test_limits_and_prompts_of_a_directory(exported, text, tmp_path, capsys):
-    """Where sentence_bert_config.json says no length, tokenizer_config.json does."""
+    """Without sentence_bert_config.json, tokenizer_config.json has the length."""
     theirs = tmp_path / "theirs"
     shutil.copytree(exported, theirs)
     (theirs / sentence_transformers.LIMITS).unlink()
@@ -470,7 +470,7 @@ def test_limits_and_prompts_of_a_directory(exported, text, tmp_path, capsys):
     prompts.unlink()
 
     (theirs / sentence_transformers.LIMITS).write_text('{"do_lower_case": true}')
-    run(theirs, text, tmp_path / "a.npy")  # the tokenizer does it
+    run(theirs, text, tmp_path / "a.npy")  # the tokenizer lower-cases
     tokenizer = (theirs / "tokenizer.json").read_text()
     cased = tokenizer.replace('"lowercase": true', '"lowercase": false')
     assert cased != tokenizer
@@ -480,7 +480,7 @@ def test_limits_and_prompts_of_a_directory(exported, text, tmp_path, capsys):
 
 
 def test_a_pipe_is_read_to_its_end():
-    """As of --text=<(zcat lines.txt.gz)."""
+    """For example --text=<(zcat lines.txt.gz)."""
     reader, writer = os.pipe()
     os.write(writer, b"one\ntwo\n")
     os.close(writer)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong on a pod, on 2 and 4 processes of this machine.
+"""Faults of a pod, on 2 and 4 processes of this machine.
 
-Nothing is lost but the steps since the last save, nothing hangs longer than the limit,
-and one line says what happened.
+Only the steps since the last save are lost, nothing hangs longer than the limit, and
+one line says what happened.
 """
 
 import json
@@ -22,7 +22,7 @@ from bertjax.checkpoints import manifest
 
 LIMIT = 20  # seconds, hosts.timeout
 STEPS = 90
-# Whether its silence or the missing step is found first is a matter of a second.
+# Either the host's silence or its missing step is noticed first, within a second.
 SILENT = {
     0: r"host 0, which coordinates|host 0 stands still",
     1: r"host 1 gives no sign|host 1 stands still",
@@ -54,23 +54,24 @@ def hosts_of(launcher: subprocess.Popen) -> dict[int, int]:
 
 
 def last_saved(workdir: Path) -> int:
-    """Return the step of the newest checkpoint, 0 where there is none."""
+    """Return the step of the newest checkpoint, 0 if there is none."""
     return (manifest.steps(workdir) or [0])[-1]
 
 
 def last_row(workdir: Path) -> int:
-    """Return the step of the last whole row of a run under way."""
+    """Return the step of the last complete row of a run that is still training."""
     lines = (workdir / "metrics.jsonl").read_text().rpartition("\n")[0].splitlines()
     return json.loads(lines[-1])["step"] if lines else 0
 
 
 def strike(workdir, hosts, victim, number, arguments, environment):
-    """Run, send one host a signal after its first save: (status, output, seconds)."""
+    """Run, send one host a signal after the first save; return (status, output,
+    seconds from the signal to the end)."""
     before = last_saved(workdir)
     process = start(hosts, 1, [*arguments, f"--workdir={workdir}"], environment)
     try:
-        # Rows alone say nothing: those of the run before lie there until this one
-        # resumes, when not all of its processes need have begun.
+        # Wait for a save too: rows of the previous run are in the file until this one
+        # resumes, and then some of its processes may not have started yet.
         while not (
             last_saved(workdir) > before and last_row(workdir) > last_saved(workdir) + 1
         ):
@@ -87,7 +88,7 @@ def strike(workdir, hosts, victim, number, arguments, environment):
 
 @pytest.mark.slow
 def test_lost_hosts(command, faulty, environment, tmp_path):
-    """One run, through every fault in turn, ends as if nothing had happened."""
+    """A run that goes through every fault in turn ends like an uninterrupted one."""
     whole, struck = tmp_path / "whole", tmp_path / "struck"
     succeeded(command("train", *faulty, f"--workdir={whole}"))
     faults = [
@@ -107,7 +108,7 @@ def test_lost_hosts(command, faulty, environment, tmp_path):
             assert re.search(word, said), said
         assert seconds < 5 * LIMIT, said
         assert manifest.problem(struck / "checkpoints" / str(saved)) is None
-        # Two steps may be in flight, and a save under way.
+        # Two steps may be in flight, and a save in progress.
         assert len(rows) - saved <= (0 if number == signal.SIGTERM else 11)
     succeeded(command("train", *faulty, f"--workdir={struck}"))
     assert [r["step"] for r in read_rows(struck)] == list(range(1, STEPS + 1))
@@ -116,7 +117,7 @@ def test_lost_hosts(command, faulty, environment, tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 4 MB, where this machine lets us mount one."""
+    """A file system of 4 MB; skipped if this machine does not allow to mount one."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
@@ -132,7 +133,8 @@ def small_disk(tmp_path):
 
 @pytest.mark.slow
 def test_a_full_disk_during_a_save(command, faulty, environment, small_disk):
-    """One process, then two: one line; with room again the run goes on."""
+    """With one process and with two the run ends in one line, and resumes once there is
+    space."""
     workdir, filler = small_disk / "run", small_disk / "filler"
     short = [*faulty, f"--workdir={workdir}", "--config.total.steps=30"]
     succeeded(command("train", *short, "--config.total.steps=10"))
@@ -146,7 +148,7 @@ def test_a_full_disk_during_a_save(command, faulty, environment, small_disk):
     process = start(2, 1, more, environment)
     said, _ = process.communicate(timeout=400)
     assert process.returncode == 1 and "Traceback" not in said, said
-    # The save or, while it is under way, a row.
+    # The save fails or, during it, the write of a row.
     assert "cannot write" in said or "cannot be written" in said
     assert manifest.steps(workdir) == saved
     filler.unlink()
@@ -156,7 +158,7 @@ def test_a_full_disk_during_a_save(command, faulty, environment, small_disk):
 
 
 def test_a_checkpoint_damaged_in_each_of_its_files(trained, tmp_path):
-    """Every file of a real checkpoint, cut short, changed or lost, is found out."""
+    """Any file of a checkpoint that is truncated, changed or missing is detected."""
     before, newest = manifest.steps(trained)[-2:]
     names = [*manifest.files(trained / "checkpoints" / str(newest)), manifest.MANIFEST]
     assert len(names) > 5

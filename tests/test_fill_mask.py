@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blanks of texts of all lengths, with few programs."""
+"""Filling blanks in texts of all lengths, with few compiled programs."""
 
 import types
 
@@ -50,7 +50,7 @@ def test_unstacked_layers_compute_the_same(name):
 
 
 def test_a_broken_model_is_named():
-    """Its probabilities were written as NaN, which is not JSON."""
+    """A model that returns NaN is an error; NaN would not be valid JSON."""
     cfg, params = model(next(iter(ENCODERS)))
     params = jax.tree.map(lambda x: x * np.nan, params)
     tokenizer = types.SimpleNamespace(mask_id=4, pad_id=0, vocab_size=40)
@@ -79,7 +79,7 @@ def test_many_blanks_and_the_padding_of_the_vocabulary(name):
     logits = heads.mlm_logits(params["mlm"], word, cfg, hidden[:, at])
     likely = np.asarray(jax.nn.softmax(logits[0], axis=-1))
     for guesses, row in zip(blanks, likely, strict=True):
-        assert {g["token"] for g in guesses} == set(pieces)  # none of rows 33 to 39
+        assert {g["token"] for g in guesses} == set(pieces)  # none of ids 33 to 39
         for guess in guesses:
             want = row[int(guess["token"][1:])]
             assert guess["probability"] == pytest.approx(want, rel=1e-3, abs=1e-7)
@@ -87,7 +87,7 @@ def test_many_blanks_and_the_padding_of_the_vocabulary(name):
 
 @pytest.mark.parametrize("kind", ["wordpiece", "byte_bpe", "unigram", "bpe"])
 def test_guesses_can_be_read_and_fill_the_text(kind):
-    """The vocabulary's piece stays as token; people see no mark of a space."""
+    """`token` is the vocabulary's piece; the readable word has no mark of a space."""
     lines = ["a small dog sees a cat", "the dog and the cat sleep in a house"] * 20
     known = train_tokenizer(lines, kind, 300 if kind == "byte_bpe" else 60, False)
     marked = "" if kind == "wordpiece" else {"byte_bpe": "Ġ"}.get(kind, "▁")

@@ -21,7 +21,7 @@ BAD = ["wrong", "slow", "unclear", "broken", "missing"]
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):
-    """32 rows whose words tell the label: text, other text, label, score."""
+    """32 rows whose words determine the label: text, second text, label, score."""
     folder = tmp_path_factory.mktemp("tables")
     draw = np.random.default_rng(0)
     rows = []
@@ -38,7 +38,7 @@ def tables(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def wanted(tables, trained):
-    """Arguments that learn the table by heart, from the pretrained run."""
+    """Arguments of a run that memorizes the table, from the pretrained run."""
     return [
         "--config=finetune/classify.py:smoke",
         f"--config.init_from={trained}",
@@ -76,9 +76,10 @@ def test_it_learns_32_rows_by_heart(finetuned):
 
 
 def learnt_between(workdir, first, last):
-    """Return what was trained; every leaf of it differs between two checkpoints.
+    """Return the trained parts, and check that each of their leaves changed between two
+    checkpoints.
 
-    For runs without weight decay, which moves what has no gradient too.
+    For runs without weight decay, which also changes leaves that have no gradient.
     """
     assert json.loads((workdir / "config.json").read_text())["optim"]["wd"] == 0
     one, two = (restore_params(workdir / f"checkpoints/{n}") for n in (first, last))
@@ -107,7 +108,7 @@ def test_predictions_come_in_order(command, finetuned, tables, tmp_path):
     found = answers(command, finetuned, f"--input={table}", "--batch_size=5")
     assert [r["label"] for r in found] == ["good", "bad"] * 16
     assert all(0.5 < r["score"] <= 1 for r in found)
-    # A row says the same in other company, and in JSON lines, to a file.
+    # A row has the same answer among other rows, and in JSON lines, written to a file.
     rows = [{"text": "The result is fast", "more": "clear"}]
     one = tmp_path / "one.jsonl"
     one.write_text(json.dumps(rows[0]) + "\n")
@@ -129,7 +130,8 @@ def test_predictions_come_in_order(command, finetuned, tables, tmp_path):
 
 
 def test_predict_reads_standard_input(finetuned, tables, pipe, capsys):
-    """TSV, a column of texts, JSON lines, a mark of order before them; nothing."""
+    """It may be TSV, one column of texts or JSON lines, with a byte order mark, but not
+    empty."""
     text, other = "The result is fast", "clear"
     line = json.dumps({"text": text, "more": other})
     table = f"text\tmore\n{text}\t{other}\n"
@@ -140,7 +142,7 @@ def test_predict_reads_standard_input(finetuned, tables, pipe, capsys):
         (f"\n{line}\n\n", []),
         (table.encode("utf-8-sig"), []),
         (line.encode("utf-8-sig"), []),
-        (f"text\n\n{text}\n", ["--columns=text"]),  # the first one is empty
+        (f"text\n\n{text}\n", ["--columns=text"]),  # the first text is empty
     ):
         pipe(given)
         capsys.readouterr()
@@ -184,16 +186,16 @@ def test_evaluate_says_what_training_said(command, finetuned):
 
 
 def test_there_and_back(finetuned, tables, tmp_path, capsys):
-    """As Hugging Face's directory it answers as before, and so does its import."""
+    """Its export as a Hugging Face directory and the import of that answer the same."""
     theirs, ours = tmp_path / "hf", tmp_path / "ours"
     convert.main([f"--from={finetuned}", f"--to={theirs}", "--format=hf"])
     convert.main([f"--from={theirs}", f"--to={ours}"])
-    new = tmp_path / "new.tsv"  # the last row is cut at the run's 32 tokens
+    new = tmp_path / "new.tsv"  # the last row is cut at 32 tokens
     rows = ["The result is fast\tclear", "x\tbroken wrong", f"{'x ' * 60}\tclear"]
     new.write_text("\n".join(["text\tmore", *rows]))
     table = f"--input={new}"
     said = []
-    for model in (finetuned, theirs, ours):  # which say what the columns were called
+    for model in (finetuned, theirs, ours):  # all know the columns' names
         capsys.readouterr()
         predict.main([f"--model={model}", table])
         lines = capsys.readouterr().out.splitlines()
@@ -226,7 +228,7 @@ def test_there_and_back(finetuned, tables, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_scores_of_columns_without_names(command, wanted, tables, tmp_path):
-    """Regression, and a table without a header: columns by number."""
+    """Regression on a table without a header, whose columns are given by number."""
     arguments = [
         *wanted,
         "--config.objective=regress",
@@ -283,7 +285,7 @@ def test_what_predict_refuses(command, trained, finetuned, tables, tmp_path):
 
 @pytest.mark.slow
 def test_spans_are_learnt(command, trained, tmp_path):
-    """Questions whose answer follows one word; SQuAD's JSON in, answers out."""
+    """Questions whose answer follows one word are learned from SQuAD's JSON."""
     draw = np.random.default_rng(0)
     qas = []
     for i in range(16):

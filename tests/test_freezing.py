@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that freeze parts of a model: from another run, killed and resumed, refused."""
+"""Runs that freeze parts of a model: started from another run, resumed, refused."""
 
 import re
 
@@ -13,7 +13,7 @@ from bertjax.assembly import command_line
 from bertjax.checkpoints import manifest
 from bertjax.checkpoints.manager import restore_params
 
-# Of a table of 1,000 rows all but the last 100; the lower one of two layers.
+# 900 of the word table's 1,000 rows, and the lower one of two layers.
 FREEZE = (
     "encoder/embeddings/word[:900],encoder/layers/.*[:1],encoder/embeddings/norm/.*"
 )
@@ -48,7 +48,7 @@ def test_frozen_parts_do_not_move(frozen, trained):
 
 @pytest.mark.slow
 def test_it_resumes_to_the_same_bits(command, frozen, tmp_path):
-    """Not in one start, but as if killed after step 4."""
+    """A run resumed after step 4 ends with the same bits as an uninterrupted one."""
     given, workdir, _ = frozen
     again = tmp_path / "again"
     given = [a for a in given if "--workdir" not in a] + [f"--workdir={again}"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts by the command and in Python: the same, and what neither takes."""
+"""Texts by the command and in Python are the same; both refuse the same input."""
 
 import json
 import os
@@ -55,13 +55,13 @@ def test_blanks_of_other_models_and_bad_lines(trained, tmp_path):
     bad.write_text('{"prompt": "a"}\n{"text": "b"}\n')
     with pytest.raises(UserError, match=r"bad\.jsonl:2 is not a JSON object"):
         generate.main([f"--model={trained}", f"--input={bad}"])
-    bad.write_text('{"prompt": "a"}\n"turns"\n')  # no object, though "turns" is in it
+    bad.write_text('{"prompt": "a"}\n"turns"\n')  # a JSON string, not an object
     with pytest.raises(UserError, match=r"bad\.jsonl:2 is not a JSON object"):
         generate.main([f"--model={trained}", f"--input={bad}"])
 
 
 def test_what_is_not_utf8_is_refused(trained, tmp_path):
-    """What Python makes of a command line that is not, and escapes of JSON."""
+    """Invalid bytes on the command line (surrogates in Python) and in JSON escapes."""
     for given in (["caf\udce9"], ["a", "--prefix=\udce9"], ["a", "--stop=\udce9"]):
         with pytest.raises(UserError, match=r"udce9' is not UTF-8"):
             generate.main([f"--model={trained}", *given])

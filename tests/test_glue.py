@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GLUE's files are found, its table says what scatters, its answers are as asked."""
+"""GLUE: files are found, the table has the spread, answers have the right format."""
 
 import json
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from bertjax.tasks.tables import Row, read_rows
 from bertjax.tasks.task_rows import Form
 
 pytestmark = pytest.mark.usefixtures("no_listener")
-# What the benchmark's own files begin with.
+# The first lines of the benchmark's own files.
 FILES = {
     "CoLA/train.tsv": "gj04\t1\t\tHe left.\ngj04\t0\t*\tLeft he did.\n",
     "CoLA/dev.tsv": "gj04\t1\t\tShe left.\n",
@@ -157,7 +157,8 @@ def test_every_task_has_files_and_what_is_handed_in():
 
 @pytest.mark.parametrize("name", ["cola", "mnli", "stsb"])
 def test_answers_to_the_tests_of_tfds(tmp_path, monkeypatch, capsys, name):
-    """In the order of idx, with the site's labels; a test that is not there is said."""
+    """Answers are in the order of idx with the site's labels; a missing test set is
+    reported."""
     task = glue.GLUE[name]
     form = Form(task.columns, "label", task.labels, 1, ())
     model = SimpleNamespace(form=form)
@@ -199,8 +200,8 @@ def test_answers_to_the_tests_of_tfds(tmp_path, monkeypatch, capsys, name):
     ("cells", "wanted"),
     [
         ([{"index": " 7", "id": "1"}, {"index": "3", "id": "2"}], [7, 3]),
-        ([{"id": "1"}, {"id": "0"}], [1, 0]),  # QQP's
-        ([{"idx": 4}, {"idx": 0}], [4, 0]),  # TensorFlow Datasets'
+        ([{"id": "1"}, {"id": "0"}], [1, 0]),  # as in QQP
+        ([{"idx": 4}, {"idx": 0}], [4, 0]),  # as in TensorFlow Datasets
         ([{"sentence": "a"}, {"sentence": "b"}], [0, 1]),
         ([{"index": "0"}, {"index": "1.5"}], "x:1: the index '1.5' is not a number of"),
         ([{"id": "0"}, {"id": ""}], "x:1: the id '' is not the number of a row"),
@@ -243,7 +244,7 @@ def test_rows_of_other_widths_are_left_out_of_a_copy(folder, tmp_path):
 
 @pytest.fixture
 def swept(folder, tmp_path, monkeypatch):
-    """A command without its sweeps: MNLI's fails, others score 0.5."""
+    """Arguments of the command, its sweeps replaced: MNLI's fails, others score 0.5."""
 
     def run(given, seeds, lrs, at_once, path, stop):
         if path.name == "mnli":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Knowledge graphs by the commands: trained, resumed, asked, scored, refused."""
+"""Knowledge graphs by the commands: trained, resumed, queried, scored, refused."""
 
 import json
 
@@ -20,7 +20,7 @@ SMALL = [
 
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory):
-    """Towns, countries, capitals; every other town's country is held out."""
+    """Towns that are capitals of countries; where every other one lies is held out."""
     folder = tmp_path_factory.mktemp("graph")
     train, valid, names = [], [], []
     for i in range(12):
@@ -73,7 +73,7 @@ def test_evaluate_gives_what_the_run_did(completer, capsys):
 
 
 def test_texts_have_no_vectors(completer, tmp_path):
-    """An index of them would be of unknown tokens."""
+    """Embedding texts is refused, as all their tokens would be unknown."""
     (tmp_path / "a.txt").write_text("a text\n")
     given = [f"--model={completer}", f"--text={tmp_path / 'a.txt'}"]
     with pytest.raises(UserError, match=r"run.* reads triples of a graph"):
@@ -144,7 +144,7 @@ def test_names_are_of_triples_alone(command, graph, tmp_path):
 
 
 def test_a_masked_lm_spells_entities(command, graph, vocabulary, tmp_path, capsys):
-    """MLMLM: an entity that is in no triple is known by its name alone."""
+    """In MLMLM an entity that is in no triple can be queried by its name."""
     workdir = tmp_path / "speller"
     shared = [a for a in arguments(graph, 4) if "paths" not in a and "=coke" not in a]
     given = ["--config=mlmlm.py:smoke", *shared, f"--config.data.vocab={vocabulary}"]

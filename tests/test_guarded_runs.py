@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that skip updates and go back, keep an average, or end by the clock."""
+"""Runs that skip updates and rewind, keep an average, or end by the clock."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from test_hosts import launch
 from bertjax.assembly import batches, command_line, prepared_text
 from bertjax.checkpoints import manifest
 
-BAD = (1, 6, 7, 8)  # of the run's batches; steps 2, 7, 8 and 9
+BAD = (1, 6, 7, 8)  # indices of batches: steps 2, 7, 8 and 9
 POISON = """
 import dataclasses, os
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ def make_head():
 
 @pytest.fixture(scope="module")
 def poisoned(arguments, tmp_path_factory):
-    """A run of 16 steps some of whose batches give no finite loss: (arguments, env)."""
+    """(arguments, env) of a run of 16 steps; the loss of some batches is not finite."""
     folder = tmp_path_factory.mktemp("poison")
     (folder / "poisoned").mkdir()
     (folder / "poisoned" / "head.py").write_text(POISON)
@@ -61,14 +61,14 @@ def poisoned(arguments, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(command, poisoned, tmp_path_factory):
-    """The workdir of that run, and what it said."""
+    """(workdir, result) of the finished run of `poisoned`."""
     workdir = tmp_path_factory.mktemp("guarded") / "run"
     given, env = poisoned
     return workdir, succeeded(command("train", *given, f"--workdir={workdir}", env=env))
 
 
 def cut(workdir, target, step):
-    """Copy a workdir as it was when the checkpoint of a step was its newest."""
+    """Copy a workdir without the checkpoints after a step."""
     shutil.copytree(workdir, target)
     for checkpoint in (target / "checkpoints").iterdir():
         if int(checkpoint.name) > step:
@@ -99,7 +99,7 @@ def test_bad_batches_are_skipped_and_a_stretch_is_left_behind(whole):
 
 @pytest.mark.slow
 def test_two_processes_go_back_together(poisoned, environment, tmp_path):
-    """Also: they resume exactly from before it."""
+    """They also resume exactly from the checkpoint before the rewind."""
     given, env = poisoned
 
     def train(workdir):
@@ -157,7 +157,7 @@ def test_a_run_without_an_average(command, trained):
 
 @pytest.mark.slow
 def test_a_budget_and_its_repetition(command, arguments, tmp_path):
-    """The schedule reaches its end with the clock; a resumed run repeats each value."""
+    """The schedule ends with the budget's clock; a resumed run has the same values."""
     more = ["budget_minutes=0.02", "total.steps=100_000", "log.writers=jsonl"]
     more += ["eval.every.steps=100_000", "checkpoint.every.steps=1"]
     more += ["optim.warmup.percent=10", "checkpoint.keep_every=1"]
@@ -172,7 +172,7 @@ def test_a_budget_and_its_repetition(command, arguments, tmp_path):
     assert rows[-1]["budget/share"] == 1 and rows[-1]["optim/lr"] == 0
     assert times == sorted(times) and times[-1] >= 1.2 and len(times) == last
     assert "is done" in succeeded(command("train", *given, f"--workdir={first}")).stderr
-    for step in (1, last - 1):  # before the update that is made after the end, too
+    for step in (1, last - 1):  # the last update follows the end of the budget
         again = cut(first, tmp_path / f"from-{step}", step)
         succeeded(command("train", *given, f"--workdir={again}"))
         assert timeless(read_rows(again)) == timeless(read_rows(first))

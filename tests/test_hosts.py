@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several processes, as on a pod: launch/local_hosts.py against one process."""
+"""Several processes, as on a pod, by launch/local_hosts.py, against one process."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def start(hosts, devices, arguments, environment):
             *("--", *arguments),
         ],
         cwd=ROOT,
-        # Programs with collectives are not taken from a cache.
+        # Programs with collectives cannot come from a cache.
         env=environment | {"JAX_ENABLE_COMPILATION_CACHE": "false"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -49,7 +49,7 @@ def start(hosts, devices, arguments, environment):
 
 
 def launch(*given):
-    """Return (exit status, what was said)."""
+    """Return (exit status, output)."""
     process = start(*given)
     try:
         said, _ = process.communicate(timeout=300)
@@ -66,7 +66,7 @@ def without_dropout(arguments):
 
 
 def test_two_processes(command, without_dropout, environment, tmp_path):
-    # Without evaluations, whose programs are compiled by both processes.
+    # Do not evaluate: both processes would compile more programs.
     arguments = [*without_dropout, "--config.total.steps=4", "--config.data.valid="]
     alone, together = tmp_path / "alone", tmp_path / "together"
     succeeded(command("train", *arguments, f"--workdir={alone}"))
@@ -82,7 +82,7 @@ def test_two_processes(command, without_dropout, environment, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_go_on_and_end_together(without_dropout, environment, tmp_path):
-    """What is done stays as it is; a config at fault ends all of them with 2."""
+    """A finished run does not change; an invalid config ends all with status 2."""
     arguments = [*without_dropout, "--config.total.steps=4", f"--workdir={tmp_path}/w"]
     code, said = launch(2, 1, arguments, environment)
     assert code == 0, said
@@ -108,7 +108,7 @@ def test_processes_that_nothing_tells_of_the_others(monkeypatch, given, said):
     for name, value in given.items():
         monkeypatch.setenv(name, value)
 
-    def too_late(**settings):  # in this process, to ask jax itself: its words
+    def too_late(**settings):  # raises what jax would raise in a new process
         raise ValueError("coordinator_address should be defined.")
 
     monkeypatch.setattr("jax.distributed.initialize", too_late)
@@ -118,7 +118,7 @@ def test_processes_that_nothing_tells_of_the_others(monkeypatch, given, said):
 
 def test_processes_that_cannot_be_joined(monkeypatch):
     def taken(**settings):
-        assert settings["initialization_timeout"] > 300  # the line comes before
+        assert settings["initialization_timeout"] > 300  # our error comes first
         raise RuntimeError("UNKNOWN: Failed to start RPC server\nat once")
 
     monkeypatch.setenv("JAX_PLATFORMS", "tpu")
@@ -146,7 +146,7 @@ def test_processes_that_do_not_come(command, arguments, tmp_path, index, said):
 
 
 def test_a_jax_that_keeps_its_service_elsewhere(monkeypatch):
-    """Alone it is not needed; with --multihost one line says what to do."""
+    """Several processes need the service, so one line says what is missing."""
     monkeypatch.setenv("JAX_PLATFORMS", "tpu")
     monkeypatch.setattr("jax.distributed.initialize", lambda **how: None)
     monkeypatch.setattr("jax._src.distributed.global_state.client", object())
@@ -164,7 +164,7 @@ def test_processes_that_differ(monkeypatch):
 
 
 def test_processes_of_other_settings(monkeypatch):
-    """Devices would train several models, each with its host's learning rate."""
+    """Settings must agree, or each host would train with its own learning rate."""
     own = load_config("bert.py:smoke")
     settings = train.shared_settings(own)
     assert settings["optim.lr"] == own.optim.lr and "bertjax" in settings
@@ -212,7 +212,7 @@ def test_a_signal_to_one_process_stops_all(without_dropout, environment, tmp_pat
 def test_killed_and_gone_on_with_on_other_numbers_of_hosts(
     command, without_dropout, environment, corpus, tmp_path
 ):
-    """A packed mixture with phases on 1, then 2, then 4 hosts: as if never killed."""
+    """A packed mixture with phases, killed on 1, 2 and 4 hosts, loses nothing."""
     train, valid = corpus / "train.txt", corpus / "valid.txt"
     arguments = [
         *without_dropout,
@@ -257,7 +257,7 @@ def test_killed_and_gone_on_with_on_other_numbers_of_hosts(
 def test_every_layout_makes_the_same_run(
     command, without_dropout, environment, tmp_path
 ):
-    """1 device, 8 devices, 2 x 4 devices, 4-fold accumulation: 20 steps."""
+    """20 steps on 1 device, 8 devices, 2 x 4 devices, and with accumulation over 4."""
     arguments = [*without_dropout, "--config.total.steps=20"]
     arguments += ["--config.batch_size=16"]
     compiled = {"XLA_FLAGS": ""}
@@ -292,7 +292,7 @@ def test_every_layout_makes_the_same_run(
 def test_a_budget_ends_on_all_hosts_at_the_same_step(
     without_dropout, environment, tmp_path
 ):
-    """Host 0's clock counts for all; the same command again has nothing to do."""
+    """Host 0's clock counts for all; the same command again does nothing."""
     workdir = tmp_path / "run"
     arguments = [
         *without_dropout,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may import whom: the rooms of docs/architecture.md, and what imports cost."""
+"""Allowed imports between the rooms of docs/architecture.md, and their cost."""
 
 import ast
 import functools
@@ -13,14 +13,14 @@ PACKAGE = Path(__file__).parents[1] / "bertjax"
 HEAVY = {"jax", "jaxlib", "flax", "optax", "orbax", "tensorflow", "tensorflow_datasets"}
 NO_JAX = {"jax", "jaxlib", "flax", "optax", "orbax"}
 
-# Room -> (its own code it may import, third-party it may not). Commands, the files at
-# the top, import what they like, and nobody imports them.
+# Room -> (parts of bertjax that it may import, third-party packages that it may not).
+# Commands, the top-level files, may import anything; no room imports a command.
 EVERYTHING = {"assembly", "checkpoints", "config", "data", "inference", "interop"}
 EVERYTHING |= {"generation", "measuring"}
 EVERYTHING |= {"models", "objectives", "parallel", "probing", "registry", "reporting"}
 EVERYTHING |= {"scoring", "storage", "sweeps", "tasks", "training"}
 ROOMS = {
-    # The parts that every run has, and what needs no jax until it is used.
+    # The parts of every run, and the rooms that do not import jax at the top.
     "config": ({"config", "registry", "models.config", "models.families"}, HEAVY),
     "storage": ({"storage"}, HEAVY),
     "parallel": ({"parallel"}, HEAVY - {"jax"}),
@@ -48,7 +48,7 @@ ROOMS = {
         NO_JAX,
     ),
     "tasks/types": ({"tasks", "data", "registry"}, NO_JAX),
-    # What puts the parts together, and what commands do with them.
+    # The rooms that put the parts together, and those of single commands.
     "assembly": (EVERYTHING - {"sweeps", "scoring", "probing", "reporting"}, {"torch"}),
     "inference": (
         {"inference", "assembly", "config", "data", "generation", "interop"}
@@ -75,7 +75,7 @@ ROOMS = {
         EVERYTHING - {"reporting", "probing", "sweeps", "measuring"} | {"serving"},
         HEAVY - {"jax"} | {"onnxscript", "torch", "transformers"},
     ),
-    # Data is numpy. What prepares text, what plans rows and what masks them do not know
+    # Data is numpy. The rooms that prepare text, plan rows and mask them do not import
     # each other.
     "data": ({"data", "registry"}, NO_JAX),
     "data/corpus": (
@@ -108,7 +108,7 @@ ROOMS = {
         NO_JAX,
     ),
 }
-ALLOWED_FILES = {  # files with a right that their room has not
+ALLOWED_FILES = {  # files that may import more than their room
     "interop/tf1.py": {"tensorflow"},
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -143,13 +143,13 @@ def imports(path: Path) -> list[tuple[str, bool]]:
 
 
 def is_module(name: str) -> bool:
-    """True where bertjax.x.y is a module or package of ours."""
+    """Return whether a dotted name is a module or package of bertjax."""
     path = PACKAGE.parent.joinpath(*name.split("."))
     return path.is_dir() or path.with_suffix(".py").exists()
 
 
 def room_of(path: Path) -> str:
-    """Return the folder of a file: "" for commands, "data/plans" for a room in one."""
+    """Return the folder of a file: "" for commands, "data/plans" for a nested room."""
     folder = path.relative_to(PACKAGE).parent.as_posix()
     return "" if folder == "." else folder
 
@@ -165,7 +165,7 @@ def violations(path: Path) -> list[str]:
     for name, top in imports(path):
         head, _, rest = name.partition(".")
         if head == "bertjax":
-            # The root package holds UserError and the version: everyone's.
+            # Every room may import the root package: UserError and the version.
             if rest and not any(rest == o or rest.startswith(f"{o}.") for o in ours):
                 found.append(name)
         elif head in banned or (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a task takes of a run of another task: the encoder, and the head of its own."""
+"""init_from: a run takes the encoder of another run, and its head if labels match."""
 
 import dataclasses
 import json
@@ -39,7 +39,7 @@ def parameters(labels, seed):
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory):
-    """A finetuned run of three classes: (its workdir, its parameters)."""
+    """(workdir, parameters) of a run finetuned on three classes."""
     path, params = tmp_path_factory.mktemp("first"), parameters(NLI, 1)
     saved = Checkpoints(path, 2, None)
     meta = {"config": schema.base().to_dict(), "tokenizer": "t", "tokens": 0}
@@ -53,8 +53,8 @@ def first(tmp_path_factory):
     [
         (NLI, True),
         (["entailment", "not_entailment"], False),
-        (["a", "b", "c"], False),  # as many, with other names
-        (NLI[::-1], False),  # the same, which are other classes
+        (["a", "b", "c"], False),  # as many labels, with other names
+        (NLI[::-1], False),  # the same labels in another order
     ],
 )
 def test_a_head_is_taken_with_its_labels(first, labels, kept):
@@ -78,13 +78,13 @@ def test_pretraining_goes_on_with_model_and_vocabulary_of_a_run(trained, capsys)
     sizes = in_effect(config.model.to_dict())
     assert (sizes["hidden_size"], sizes["num_hidden_layers"]) == (32, 2)
     assert "its architecture is used, not the config's (" in capsys.readouterr().err
-    # What the command line says stays.
+    # Values from the command line stay.
     more = ["--config.data.vocab=own.txt", "--config.model.hidden_act=relu"]
     config = command_line.parse([*given, *more]).config
     assert (config.data.vocab, config.model.hidden_act) == ("own.txt", "relu")
     with pytest.raises(UserError, match=r"model\.size=small: the sizes are those of"):
         command_line.parse([*given, "--config.model.size=small"])
-    # Nothing is there yet.
+    # A directory that does not exist yet changes nothing.
     config.init_from = f"{trained}/none"
     init_from.follow_init_from(config)
     assert config.model.hidden_size == 32
@@ -107,7 +107,8 @@ def test_a_masked_lm_becomes_electras_discriminator(tmp_path):
 
 
 def test_pretraining_keeps_how_vectors_of_sentences_are_made(tmp_path):
-    """Of a directory, of what was made of one; not of a task, which has its own."""
+    """From a sentence-transformers directory or a workdir made from one; a task has its
+    own way."""
     theirs, ours, config = tmp_path / "hf", tmp_path / "run", schema.base()
     theirs.mkdir()
     (theirs / "config.json").write_text("{}")
@@ -126,7 +127,7 @@ def test_pretraining_keeps_how_vectors_of_sentences_are_made(tmp_path):
     config.task.text = "sentence"
     assert init_from.kept_sentences(config) == {}
     config.task.text = ""
-    # Weights of terms need a head that pretraining changes.
+    # Sparse vectors depend on a head that pretraining changes.
     config.init_from = str(theirs)
     sentence_transformers.write(theirs, Sentences(kind="sparse"), width=8, longest=9)
     assert init_from.kept_sentences(config) == {}
@@ -139,7 +140,7 @@ def test_pretraining_keeps_how_vectors_of_sentences_are_made(tmp_path):
         init_from.kept_sentences(config)
     config.init_from = f"{theirs}/none"
     assert init_from.kept_sentences(config) == {}
-    # A model of no sentences: its tokenizer's length is what the model had.
+    # Not a sentence model: the tokenizer's length is only the model's.
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain/config.json").write_text("{}")
     (tmp_path / "plain/tokenizer_config.json").write_text('{"model_max_length": 12}')
@@ -148,7 +149,7 @@ def test_pretraining_keeps_how_vectors_of_sentences_are_made(tmp_path):
 
 
 def test_a_run_goes_on_without_what_it_began_from_but_for_its_vocabulary(tmp_path):
-    """Else it would train a tokenizer, and say that the text changed."""
+    """Without the vocabulary it would train a tokenizer and report changed text."""
     (tmp_path / "run/checkpoints/1").mkdir(parents=True)
     given = ["--config=bert.py:smoke", f"--config.init_from={tmp_path / 'gone'}"]
     for vocab, words in (
@@ -160,7 +161,7 @@ def test_a_run_goes_on_without_what_it_began_from_but_for_its_vocabulary(tmp_pat
         (tmp_path / "text.txt").write_text("4 5 6\n")
         with pytest.raises((UserError, RunError), match=words):
             train.train(made, str(tmp_path / "run"))
-    # Its shape is the source's, not the config file's.
+    # Its shape is that of init_from, not of the config file.
     (tmp_path / "run/checkpoints/1").mkdir()
     made.model.hidden_size = 72
     (tmp_path / "run/config.json").write_text(serialize.to_json(made))
@@ -173,7 +174,7 @@ def test_a_run_goes_on_without_what_it_began_from_but_for_its_vocabulary(tmp_pat
 
 
 def test_a_run_that_goes_on_keeps_its_tokenizer(vocabulary, tmp_path):
-    """Where the teacher, or init_from, has other files that give the same ids."""
+    """Even if the teacher or init_from has other tokenizer files with the same ids."""
     run, exported = tmp_path / "run", tmp_path / "hf"
     load_tokenizer(vocabulary).save(run / "tokenizer")
     exported.mkdir()
@@ -199,7 +200,7 @@ def test_a_run_that_goes_on_keeps_its_tokenizer(vocabulary, tmp_path):
 
 
 def test_a_sweep_says_that_what_it_began_from_is_gone(tmp_path):
-    """And does not take its directory for a model's name on huggingface.co."""
+    """It does not mistake the directory for a model's name on huggingface.co."""
     path = tmp_path / "swept"
     (path / "members").mkdir(parents=True)
     given = ["--config=finetune/classify.py:smoke", "--config.init_from=gone"]

@@ -53,13 +53,7 @@ def run(**given):
 
 def test_what_is_due_in_its_order():
     want = [1, 2, 3, "drain", "save", 4, "drain", "evaluate", 5]
-    assert run().log == [
-        *want,
-        6,
-        "drain",
-        "evaluate",
-        "save",
-    ]  # all at the last step
+    assert run().log == [*want, 6, "drain", "evaluate", "save"]  # all due at the end
 
 
 def test_a_signal_saves_its_step_and_ends():
