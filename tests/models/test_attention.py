@@ -182,7 +182,7 @@ def test_a_choice_says_why():
         "on 1 device: it takes up to 512 tokens, a multiple of 128, and heads that "
         "fill 128 lanes)"
     )
-    with pytest.raises(UserError, match=r"model\.attention=cudnn: it drops"):
+    with pytest.raises(UserError, match=r"model\.attention=cudnn: it has no dropout"):
         describe_backend(cfg("cudnn", 0.1), [128])
 
 
