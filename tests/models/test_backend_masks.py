@@ -47,7 +47,7 @@ MASKS = {
     "causal packed window": make(packed=True, window=16, causal=True),
 }
 # (backend, mask) -> words of the refusal. All other pairs are accepted.
-REFUSED = {("fused", "steps window"): "by position_ids"}
+REFUSED = {("fused", "steps window"): "no windows for attention_steps"}
 
 
 def run(attention, *arrays):
