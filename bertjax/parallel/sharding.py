@@ -66,6 +66,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
     "mlp": ("tensor",),
 }
 ACTIVATIONS = {**RULES, "embed": ()}
+AXES = frozenset(" ".join(axes for _, axes in PARAM_AXES).split())
 
 
 # Keys among the frozen parameters: TEACHER for another model, by its own paths; TABLES
@@ -144,6 +145,12 @@ def param_shardings(params: Any, mesh: Mesh, extra: ParamAxes = ()) -> Any:
             raise UserError(
                 f"objective: {name} has shape {leaf.shape}, its row of `shardings` "
                 f"says {axes!r}: write the name of an axis for each"
+            )
+        if unknown := sorted({*axes.split()} - AXES):
+            raise UserError(
+                f"objective: the head {keys(path)[0]}: its row of `shardings` for "
+                f"{name} says {axes!r}, and no axis is called {unknown[0]!r}; known: "
+                f"{', '.join(sorted(AXES))}"
             )
         for size, axis in zip(leaf.shape, axes.split(), strict=True):
             for split in RULES.get(axis, ()):
