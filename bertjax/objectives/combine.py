@@ -150,8 +150,9 @@ class CombinedHeads:
         params = {"encoder": encoder.init(rngs[0], self.cfg)}
         for head, key in zip(self.heads, rngs[1:], strict=True):
             name = head.params or head.name
-            if name not in params and (own := head.init(key, self.cfg)):
-                params[name] = own
+            if name not in params:
+                own = head.init(key, self.cfg)
+                params |= {name: own} if jax.tree.leaves(own) else {}
         return params
 
     def init_teacher(self, rng: jax.Array) -> Params:

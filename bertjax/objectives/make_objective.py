@@ -2,16 +2,21 @@
 """Build the Objective that config.objective names."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import jax
+import jax.numpy as jnp
 
 from bertjax import UserError, registry
 from bertjax.models import attention
 from bertjax.models.config import EncoderConfig
+from bertjax.models.layers import Params
 from bertjax.objectives import SUPPORT, parse
 from bertjax.objectives.base import NO_TOKENIZER, Head, Objective, TokenIds
 from bertjax.objectives.combine import combine, mix_by_rows
 from bertjax.objectives.teacher import Teacher
+from bertjax.parallel.sharding import leaves_of
 
 PACKAGE = "bertjax.objectives"
 
@@ -64,6 +69,7 @@ def make_objective(
         for (module, _), head in zip(parts, heads, strict=True):
             if head.flops is None and not module.__name__.startswith(f"{PACKAGE}."):
                 objective = dataclasses.replace(objective, flops=None)
+    objective = dataclasses.replace(objective, init=with_floats(objective.init))
     if not objective.task_type:
         return objective, cfg
     if objective.evaluate is None:
@@ -73,6 +79,24 @@ def make_objective(
         )
     needs = objective.needs | {"labels"}
     return dataclasses.replace(objective, needs=needs), cfg
+
+
+def with_floats(init: Callable[[jax.Array], Params]) -> Callable[[jax.Array], Params]:
+    """Let an `init` refuse to make parameters that have no gradient: UserError."""
+
+    def checked(rng: jax.Array) -> Params:
+        params = init(rng)
+        for path, leaf in leaves_of(params).items():
+            dtype = getattr(leaf, "dtype", None)
+            if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+                raise UserError(
+                    f"objective: the head {path.partition('/')[0]}: init() makes "
+                    f"{path} of type {dtype or type(leaf).__name__}: parameters are "
+                    "arrays of floats"
+                )
+        return params
+
+    return checked
 
 
 def check_causal(

@@ -169,8 +169,22 @@ def with_same_shapes(
     """Make a transform from outside raise UserError for updates of the wrong shape.
 
     Otherwise such an update would be broadcast when it is added to the parameters.
+    It also raises one for a state that holds anything but arrays and numbers.
     """
     part = optax.with_extra_args_support(part)
+
+    def init(params: Any) -> Any:
+        state = part.init(params)
+        for path, leaf in leaves_of(state).items():
+            try:
+                jax.typeof(leaf)
+            except TypeError:
+                raise UserError(
+                    f"optim.name: {name}: init() makes a state whose {path or 'value'} "
+                    f"is of type {type(leaf).__name__}: it has to be of arrays and "
+                    "numbers"
+                ) from None
+        return state
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
         result, state = part.update(updates, state, params, **extra)
@@ -186,7 +200,7 @@ def with_same_shapes(
                 )
         return result, state
 
-    return optax.GradientTransformationExtraArgs(part.init, update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def make_optimizer(

@@ -162,6 +162,18 @@ def test_a_loss_without_a_gradient_is_refused():
         directions(objective, params, batches)
 
 
+@pytest.mark.parametrize(
+    ("leaf", "kind"), [(jnp.zeros(2, jnp.int32), "int32"), ("a", "str"), (1.0, "float")]
+)
+def test_parameters_are_arrays_of_floats(monkeypatch, leaf, kind):
+    head = dataclasses.replace(contrast.make_head(), init=lambda *_: {"steps": leaf})
+    monkeypatch.setattr(contrast, "make_head", lambda: head)
+    objective, _ = make_objective("mlm+lab.contrast", CFG)
+    said = rf"head contrast: init\(\) makes contrast/steps of type {kind}: parameters"
+    with pytest.raises(UserError, match=said):
+        jax.eval_shape(objective.init, jax.random.key(0))
+
+
 def test_a_misspelt_host_half_is_said_before_that_there_are_two():
     with pytest.raises(UserError, match="'mlmm' is unknown; did you mean 'mlm'"):
         split_needs(frozenset({"mlm", "mlmm"}))

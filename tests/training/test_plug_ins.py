@@ -50,6 +50,15 @@ def test_updates_of_other_shapes_are_refused(monkeypatch):
             tx.update(params, tx.init(params), params)
 
 
+def test_a_state_that_no_step_takes_is_refused(monkeypatch):
+    part = optax.GradientTransformation(lambda params: {"kind": "sum"}, lambda *_: _)
+    monkeypatch.setattr("lab.momentum.make_optimizer", lambda wd: part)
+    tx = make_optimizer("lab.momentum", lambda step: 0.1, **SETTINGS)
+    words = r"lab\.momentum: init\(\) makes a state whose kind is of type str"
+    with pytest.raises(UserError, match=words):
+        tx.init({"kernel": jnp.ones((2, 3))})
+
+
 @pytest.mark.usefixtures("no_listener")
 def test_a_schedule_that_cannot_be_traced_is_refused_before_a_step(
     arguments, tmp_path, monkeypatch
