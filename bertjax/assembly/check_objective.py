@@ -2,6 +2,7 @@
 """Trace an objective's functions, so that mistakes are reported before training."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from bertjax.assembly import resolve
 from bertjax.assembly.open_teacher import make_measured_objective
 from bertjax.checkpoints import best
 from bertjax.data.corpus.sources import named_sources
+from bertjax.data.features.mixed import MixedFeatures
 from bertjax.measuring.synthetic_data import (
     Shape,
     batch_specs,
@@ -50,8 +52,12 @@ def say_where(what: str) -> Iterator[None]:
 def check_arrays(batches: Any) -> None:
     """Refuse a plug-in's host half whose batches differ from its `specs`.
 
-    batches: those of a phase. Raises UserError.
+    batches: those of a phase. Of a mixture by rows each part is checked. Raises
+    UserError.
     """
+    if isinstance(batches.features, MixedFeatures):
+        for part in batches.features.parts:
+            check_arrays(dataclasses.replace(batches, features=part))
     half = type(batches.features)
     if half.__module__.startswith("bertjax."):
         return

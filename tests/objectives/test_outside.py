@@ -25,6 +25,7 @@ from bertjax.checkpoints import manifest
 from bertjax.config import schema
 from bertjax.data.features.base import Spec
 from bertjax.data.features.make_features import split_needs
+from bertjax.data.features.mixed import MixedFeatures
 from bertjax.data.tokenizers.tokenizer import load_tokenizer
 from bertjax.measuring import estimates, measurements
 from bertjax.models.flops import flops_per_token
@@ -128,6 +129,22 @@ def test_a_head_s_usual_mistakes_are_one_line(change, said):
     assert "\n" not in str(e.value)
 
 
+@dataclasses.dataclass
+class OneRow:
+    """Batches of one row, by their host half."""
+
+    features: object
+    start: int = 0
+
+    def batch(self, step, rows):
+        return self.features.made
+
+    @property
+    def specs(self):
+        return {"x": Spec((3,), "float32")}
+
+
+@pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize(
     ("made", "said"),
     [
@@ -138,12 +155,16 @@ def test_a_head_s_usual_mistakes_are_one_line(change, said):
         ({"x": [[0.0] * 3]}, r"makes list \[1, 3\]$"),
     ],
 )
-def test_arrays_are_as_their_host_half_states_them(made, said):
+def test_arrays_are_as_their_host_half_states_them(made, said, mixed):
     class Half:
         pass
 
-    specs, given = {"x": Spec((3,), "float32")}, lambda step, rows: made
-    batches = SimpleNamespace(features=Half(), start=0, batch=given, specs=specs)
+    half = Half()
+    half.made = made
+    if mixed:
+        whole = MixedFeatures.__new__(MixedFeatures)
+        whole.parts, half = [half], whole
+    batches = OneRow(half)
     if not said:
         return check_objective.check_arrays(batches)
     with pytest.raises(UserError, match=said):
