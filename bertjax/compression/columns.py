@@ -27,8 +27,9 @@ BeginBlock = Callable[[np.ndarray, int, int], Round]
 def inverse_factor(hessian: np.ndarray) -> np.ndarray:
     """Return the upper triangular U with U^T U = (H + damping)^-1: f32 [in, in].
 
-    hessian: [in, in], of any scale; an input that was never active has a zero on the
-    diagonal, which is replaced by 1. It is computed in float64, without (H +
+    hessian: [in, in], of any scale. An input that was never active has a zero on the
+    diagonal, which enters the mean that the damping is a share of, so that the result
+    does not depend on the scale (the official codes count it as 1). It is computed in float64, without (H +
     damping)^-1: U is the inverse of the Cholesky factor R, R upper triangular with R
     R^T = H + damping. Raises numpy.linalg.LinAlgError if H is not positive definite or
     not finite.
@@ -36,8 +37,9 @@ def inverse_factor(hessian: np.ndarray) -> np.ndarray:
     # Reverse the order, and use LAPACK's memory layout, so that it works in place.
     h = np.array(hessian[::-1, ::-1], np.float64, order="F")
     diagonal = np.einsum("ii->i", h)
-    diagonal[diagonal == 0] = 1.0
+    dead = diagonal == 0
     diagonal += DAMPING * diagonal.mean()
+    diagonal[dead] = 1.0  # any number will do: the rest of the row is 0
     if not np.isfinite(diagonal).all():
         raise np.linalg.LinAlgError("the Hessian is not finite")
     # Its lower factor, in reverse order again, is R.

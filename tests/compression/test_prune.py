@@ -32,6 +32,13 @@ def test_sparsegpt_is_the_official_one(name, how, pattern):
     np.testing.assert_allclose(found, want, atol=1e-5)
 
 
+def test_the_scale_of_inputs_changes_nothing():
+    """Also where some are never active: they take no part in the damping."""
+    weights, hessian = golden("dead")
+    found = [sparse.sparsegpt(weights, hessian * size, HALF) for size in (1, 2.0**-20)]
+    np.testing.assert_array_equal(*found)
+
+
 def test_white_inputs_make_sparsegpt_magnitude():
     """H = I: each block of 128 loses its smallest, nothing else changes."""
     weights = np.random.default_rng(0).standard_normal((256, 6)).astype(np.float32)
