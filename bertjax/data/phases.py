@@ -262,13 +262,25 @@ def change_phases(
         return tuple(planned)
     now = [p for p in planned if p.start <= step][-1]
     later = [p for p in planned if p.start > step]
-    last = before[-1]
-    own = replace(now, start=last.start, first=last.first, ramp_start=last.ramp_start)
-    same = own == last
+
+    def goes_on(last: Phase) -> bool:
+        """Whether the new config's phase is this one."""
+        own = {k: getattr(last, k) for k in ("start", "first", "ramp_start")}
+        return replace(now, **own) == last
+
+    # A phase planned to begin at this very step has seen no rows, so the cursor is not
+    # carried through it if another replaces it (unless rows were skipped there).
+    last, replaced = before[-1], False
+    if len(before) > 1 and last.start == step and not goes_on(last):
+        replaced = [*_carry_cursor(before, len(before) - 1)] == before
+        before = before[:-1] if replaced else before
+        last = before[-1]
+    same = goes_on(last)
     begun = last.start if last.ramp_start is None else last.ramp_start
     is_other = (now.mask_rate, now.objective) != (last.mask_rate, last.objective)
     # A new batch size alone may move the start of a phase, so only lengths count here.
     is_other |= now.length != last.length and now.start > begun
+    is_other |= replaced and now.start == step
     ramp = None if is_other else begun
     changed = [] if same else [replace(now, start=step, ramp_start=ramp)]
     phases = _carry_cursor([*before, *changed, *later], len(before))

@@ -266,6 +266,20 @@ def test_going_on_with_another_length():
     assert (now.start, now.first, now.n) == (25, 48, 240)
 
 
+def test_going_on_where_another_phase_would_have_begun():
+    """It has seen no row: 504 were, not the 505 to which 121 of 240 are rounded up."""
+    old = place_phases(wanted("steps=63; length=512"), 99, rows_of(SIZES))
+    assert old[1].first == 121
+    for text in ("", "steps=80; length=512", "steps=63; batch_size=4"):
+        new = place_phases(wanted(text), 99, rows_of(SIZES))
+        found = change_phases(new, old, 63)
+        assert found == new and found[-1].n in (1000, 240)
+    # Rows that were skipped there stay skipped.
+    back = skip_batches(old, 63, 70)
+    _, now = change_phases(place_phases(wanted(""), 99, rows_of(SIZES)), back, 63)
+    assert now.first == move_cursor(old[1].example(70), 240, 1000)
+
+
 @pytest.mark.parametrize(
     "unit, number, begin, end",
     [
