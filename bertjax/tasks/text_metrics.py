@@ -56,8 +56,8 @@ def rouge(
 
 
 def spaced(text: str) -> str:
-    """Put spaces around each character and punctuation mark of scripts without
-    spaces."""
+    """Put spaces around each character (with its vowel signs) and punctuation mark of
+    scripts without spaces."""
     return ALONE.sub(r" \g<0> ", text)
 
 

@@ -22,15 +22,22 @@ import numpy as np
 from bertjax import UserError
 from bertjax.data.tokenizers import backends, plain_ids, tokenizer_files
 
-# Scripts written without spaces: each of their pieces may begin a word.
+# Scripts written without spaces: each of their pieces may begin a word, except SIGNS:
+# vowel signs, tones and the like (category M), which belong to the character before.
 SPACELESS = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fdf\u3005-"
     "\u3007\u3040-\u30ff\u3100-\u312f\u31a0-\u31ff\u3400-\u4dbf"
     "\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9d\U00020000-\U0003ffff]"
 )
+SIGNS = (
+    "\u0e31\u0e34-\u0e3a\u0e47-\u0e4e\u0eb1\u0eb4-\u0ebc\u0ec8-\u0ece\u102b-\u103e\u1056-"
+    "\u1059\u105e-\u1060\u1062-\u1064\u1067-\u106d\u1071-\u1074\u1082-\u108d\u108f"
+    "\u109a-\u109d\u17b4-\u17d3\u17dd\u302a-\u302f\u3099\u309a"
+)
 HAN = "\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 # The punctuation of these scripts, which is as wide as their characters.
 WIDE = "\u3001-\u303f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65"
+_BEGINS_ALONE = re.compile(f"(?![{SIGNS}]){SPACELESS.pattern}")
 _BESIDE_HAN = re.compile(f"(?<=[{HAN}{WIDE}]) | (?=[{HAN}{WIDE}])")
 SENTINEL = "<extra_id_{}>"  # T5's names
 STREAMS = "streams.json"  # the file with the vocabularies of streams (stream_vocab.py)
@@ -109,7 +116,7 @@ class Tokenizer:
                 piece = byte_text(piece)
             except (KeyError, UnicodeDecodeError):  # part of a character
                 return piece.startswith("Ġ")
-        if piece[:1] == "▁" or piece[:1].isspace() or SPACELESS.match(piece):
+        if piece[:1] == "▁" or piece[:1].isspace() or _BEGINS_ALONE.match(piece):
             return True
         return all(unicodedata.category(c)[0] == "P" for c in piece)
 

@@ -29,13 +29,14 @@ from bertjax import UserError, registry
 from bertjax.data.token_flags import BEGINS_ENTITY, BEGINS_WORD, ENTITY, MARKED
 from bertjax.data.tokenizers.backends import Span, encode_sentences
 from bertjax.data.tokenizers.marked_words import MarkedWords, read_marked_words
-from bertjax.data.tokenizers.tokenizer import HAN, SPACELESS, WIDE, Tokenizer
+from bertjax.data.tokenizers.tokenizer import HAN, SIGNS, SPACELESS, WIDE, Tokenizer
 from bertjax.data.tokenizers.vocab_files import read_unzipped
 
-RULE = "marks-1"  # version of the marks; any change of them needs a new one
+RULE = "marks-2"  # version of the marks; any change of them needs a new one
 _HAN = re.compile(f"[{HAN}]")
-# Each match is a word: characters of scripts without spaces, and their punctuation.
-ALONE = re.compile(f"{SPACELESS.pattern}|[{WIDE}]")
+# Each match is a word: a character of a script without spaces, with its vowel signs
+# and tones, or a punctuation mark of such a script.
+ALONE = re.compile(f"(?:(?![{SIGNS}]){SPACELESS.pattern}|[{WIDE}])[{SIGNS}]*")
 
 
 class Jieba:

@@ -70,6 +70,18 @@ def test_words_of_chinese(words, dictionary):
         assert told(marker, words, sentence) == expected
 
 
+def test_signs_belong_to_the_character_before_them(trained):
+    """Vowel signs and tones of scripts without spaces begin no word: 4 of Thai here."""
+    marker = make_marker(trained["byte_bpe"])
+    for text, count in {"สวัสดี": 4, "น้ำ": 2, "か\u3099": 1}.items():
+        ((_, marks),) = marker.encode([text], [False], ())
+        assert marks.sum() == count, text
+    pieces = ["<pad>", "<unk>", "<s>", "</s>", "<mask>", "วั", "ั", "▁ั", "ี", "า", "。"]
+    roles = dict(zip(("pad", "unk", "cls", "sep", "mask"), range(5), strict=True))
+    made = Tokenizer("unigram", pieces, False, roles, (), {})
+    assert made.word_starts[5:].tolist() == [True, False, True, False, True, True]
+
+
 def test_entities(words, dictionary):
     names = ("北京大学", "北京", "New York", "Rome", "京")
     for segmenter in ("", dictionary):
