@@ -16,6 +16,7 @@ from bertjax.config import schema, serialize
 from bertjax.data.tokenizers.export_tokenizer import make_json
 from bertjax.data.tokenizers.tokenizer import load_tokenizer
 from bertjax.interop import sentence_transformers
+from bertjax.interop.hf_write import write_model
 from bertjax.interop.sentence_transformers import Sentences
 from bertjax.models.config import EncoderConfig
 from bertjax.models.families import in_effect
@@ -146,6 +147,35 @@ def test_pretraining_keeps_how_vectors_of_sentences_are_made(tmp_path):
     (tmp_path / "plain/tokenizer_config.json").write_text('{"model_max_length": 12}')
     config.init_from = str(tmp_path / "plain")
     assert init_from.kept_sentences(config) == {}
+
+
+def test_what_config_json_says_beside_sizes_is_exported_again(tmp_path):
+    """Of a directory, and of a run that began with one; not what it says of files."""
+    theirs, ours, config = tmp_path / "hf", tmp_path / "run", schema.base()
+    roles = dict(pad=0, unk=1, cls=2, sep=3, mask=4)
+    objective, cfg = make_objective("mlm", CFG)
+    params = jax.device_get(jax.jit(objective.init)(jax.random.key(0)))
+    own = {"model_type": "bert", "classifier_dropout": 0.3}
+    theirs.mkdir()
+    write_model(theirs, params, cfg, roles, raw=own | {"_name_or_path": "x"})
+    config.init_from = str(theirs)
+    kept = init_from.kept_hf_config(config)
+    assert own.items() <= kept["hf_config"].items()
+    assert kept["hf_config"].keys().isdisjoint({"architectures", "_name_or_path"})
+    saved = Checkpoints(ours, 2, None)
+    meta = {"config": config.to_dict(), "tokenizer": "t", "tokens": 0, **kept}
+    saved.save(1, {"params": {"a": np.zeros(1)}}, meta)
+    saved.close()
+    config.init_from = str(ours)
+    assert init_from.kept_hf_config(config) == kept
+    config.init_from = ""
+    assert init_from.kept_hf_config(config) == {}
+    # What would make another model of it is left out.
+    other = kept["hf_config"] | {"is_decoder": True}
+    for raw, found in ((kept["hf_config"], 0.3), (other, None)):
+        write_model(theirs, params, cfg, roles, raw=raw, tensors=False)
+        written = json.loads((theirs / "config.json").read_text())
+        assert written.get("classifier_dropout") == found
 
 
 def test_a_run_goes_on_without_what_it_began_from_but_for_its_vocabulary(tmp_path):

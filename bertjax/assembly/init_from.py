@@ -26,6 +26,7 @@ from bertjax.interop.sentence_transformers import Sentences
 from bertjax.models.config import RUNTIME
 from bertjax.models.families import in_effect
 from bertjax.storage.atomic import is_remote
+from bertjax.tasks.hf_task_config import PREFIX
 from bertjax.tasks.tables import Say, silent
 from bertjax.tasks.task_type import shipped_task_type
 
@@ -34,6 +35,11 @@ UNTOLD = {"size", "family", "vocab_size", "pieces", "is_decoder"}
 # Model options that the recipe decides, whatever a checkpoint had.
 OPEN = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 OPEN += ("zero_init_outputs", "fan_in_init")
+
+# Keys of config.json that say nothing of a model that is trained on.
+OF_FILES = {"architectures", "auto_map", "_name_or_path", "transformers_version"}
+OF_FILES |= {"dtype", "torch_dtype", "id2label", "label2id", "num_labels"}
+OF_FILES |= {"problem_type", "finetuning_task", "task_specific_params"}
 
 
 def check_init_from(path: str, say: Say = silent, key: str = "init_from") -> Any:
@@ -156,6 +162,24 @@ def kept_sentences(config: ConfigDict) -> dict[str, Any]:
     how = {**usual, **how}
     is_known = how["kind"] == "dense" and how["pooling"] in POOLINGS
     return {"sentences": how} if is_known and how != usual else {}
+
+
+def kept_hf_config(config: ConfigDict) -> dict[str, Any]:
+    """Return {"hf_config": keys}: what config.json of the model that a run begins with
+    says beside sizes, for the export of what becomes of it; {} without one.
+
+    What it says of a task and of its files is left out.
+    """
+    folder = manifest.as_path(config.init_from) if config.init_from else None
+    raw: dict[str, Any] = {}
+    with contextlib.suppress(OSError):  # of a sweep that goes on without it
+        if folder is not None and hf_directories.is_directory(folder):
+            raw = hf_directories.open_model(Path(folder), "init_from").raw
+        elif folder is not None:
+            meta = manifest.read_meta(manifest.resolve(folder)[1])
+            raw = meta.get("hf") or meta.get("hf_config", {})
+    kept = {k: raw[k] for k in raw if not (k in OF_FILES or k.startswith(PREFIX))}
+    return {"hf_config": kept} if kept else {}
 
 
 def _continues_causally(config: ConfigDict, source: ConfigDict) -> bool:

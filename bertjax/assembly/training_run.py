@@ -340,9 +340,9 @@ class TrainingRun:
 
     def meta_of(self, config: ConfigDict) -> dict[str, Any]:
         """Return what checkpoints of a run of `config` record, whatever their step."""
-        kept = {k: v for k, v in self.meta.items() if k == "sentences"}
+        kept = {k: self.meta[k] for k in ("sentences", "hf_config") if k in self.meta}
         if not self.meta:
-            kept = init_from.kept_sentences(config)
+            kept = init_from.kept_sentences(config) | init_from.kept_hf_config(config)
         return {
             "config": config.to_dict(),
             "total_steps": self.batches.total,
