@@ -78,14 +78,15 @@ def export_model(
                 )
             facts.update(writer.write_stablehlo(folder, model, served, sizes, lengths))
         else:
-            from bertjax.serving.gate import Gate
             from bertjax.serving.write_onnx import write_onnx
 
-            gate = None
-            if options.quantize:
-                gate = Gate(options.gate, where, options.weights)
             facts.update(write_onnx(folder, model, served, gate))
 
+    gate = None
+    if options.quantize:
+        from bertjax.serving.gate import open_gate
+
+        gate = open_gate(options.gate, model, served, where, options.weights)
     into = check_target(target, f"--to={target}")
     if not directories.make_whole(into, write, f"--to={target}"):
         raise UserError(f"--to={target} exists already: another process has made it")

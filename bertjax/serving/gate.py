@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Limit what a smaller model may lose: it is written only if its metric stays."""
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,27 +32,23 @@ class Judged(NamedTuple):
     unit: str
 
 
-class Gate(NamedTuple):
-    """Rows by which a smaller model is judged; where: begins messages (--from=...).
+class Masked(NamedTuple):
+    """A batch with masks, the right ids, and where the masks are, bool [B, L]."""
 
-    rows: labeled rows of a finetuned model's task; for other models a file with one
-    text per line.
-    """
+    batch: Mapping[str, np.ndarray]
+    ids: np.ndarray
+    chosen: np.ndarray
+
+
+class Gate(NamedTuple):
+    """The rows by which a smaller model is judged, and score(predict) -> Judged."""
 
     rows: str
-    where: str
-    weights: str = ""
+    score: Callable[[Predict], Judged]
 
-    def check(
-        self, model: LoadedModel, served: ServedModel, predict: Predict
-    ) -> dict[str, Any]:
+    def check(self, predict: Predict) -> dict[str, Any]:
         """Return the fields of Judged; raise UserError if the metric falls too much."""
-        if served.task == "fill-mask":
-            found = masked_accuracy(self.rows, model, served, predict)
-        elif served.sentences:
-            found = mean_cosine(self.rows, model, served, predict)
-        else:
-            found = self._task(model, served, predict)
+        found = self.score(predict)
         figures = (
             f"{found.metric} over {found.count:,} {found.unit} is {found.float32:.4f} "
             f"in float32, {found.int8:.4f} in int8"
@@ -66,28 +63,47 @@ class Gate(NamedTuple):
         cli.say(figures)
         return found._asdict()
 
-    def _task(
-        self, model: LoadedModel, served: ServedModel, predict: Predict
-    ) -> Judged:
-        """Score a finetuned model by the first metric of its config."""
-        from bertjax.scoring.own import labelled_rows
 
-        path = self.where.partition("=")[2]
-        finetuned = predict_rows.open_finetuned(
-            path, weights=self.weights, flag="--from", opened=model
-        )
+def open_gate(
+    rows: str, model: LoadedModel, served: ServedModel, where: str, weights: str = ""
+) -> Gate:
+    """Read the rows by which a smaller model is judged. Raises UserError.
 
-        def run(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-            return outputs_of(model.config.objective, predict(batch))
+    rows: labeled rows of a finetuned model's task; for other models a file with one
+    text per line. where: begins messages (--from=...).
+    """
+    if served.task == "fill-mask":
+        batches = masked_batches(rows, model, served)
+        return Gate(rows, functools.partial(masked_accuracy, batches, served))
+    if served.sentences:
+        texts = text_batches(rows, model, served)
+        return Gate(rows, functools.partial(mean_cosine, texts, served))
+    from bertjax.scoring.own import labelled_rows
 
-        totals, count, name = np.zeros(2), 0, ""
-        for rows in labelled_rows(finetuned, self.rows, KEY).values():
-            name, every = rows.scores[0], np.arange(rows.n)
-            for i, how in enumerate((None, run)):
-                outputs = predict_rows.predict(finetuned, rows, BATCH, how)
-                totals[i] += rows.n * rows.score(outputs, every)[name]
-            count += rows.n
-        return Judged(name, *(totals / max(count, 1)).tolist(), count, "rows")
+    path = where.partition("=")[2]
+    finetuned = predict_rows.open_finetuned(
+        path, weights=weights, flag="--from", opened=model
+    )
+    sets = labelled_rows(finetuned, rows, KEY)
+    return Gate(rows, functools.partial(task_metric, finetuned, sets))
+
+
+def task_metric(
+    finetuned: predict_rows.Finetuned, sets: Mapping[str, Any], predict: Predict
+) -> Judged:
+    """Score a finetuned model by the first metric of its config."""
+
+    def run(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return outputs_of(finetuned.config.objective, predict(batch))
+
+    totals, count, name = np.zeros(2), 0, ""
+    for rows in sets.values():
+        name, every = rows.scores[0], np.arange(rows.n)
+        for i, how in enumerate((None, run)):
+            outputs = predict_rows.predict(finetuned, rows, BATCH, how)
+            totals[i] += rows.n * rows.score(outputs, every)[name]
+        count += rows.n
+    return Judged(name, *(totals / max(count, 1)).tolist(), count, "rows")
 
 
 def outputs_of(
@@ -130,38 +146,45 @@ def text_batches(
     return batches
 
 
-def masked_accuracy(
-    path: str, model: LoadedModel, served: ServedModel, predict: Predict
-) -> Judged:
-    """Score a masked LM by the share of masked tokens it predicts; masks are fixed."""
-    import jax
-
-    run, params = jax.jit(served.run), jax.device_put(served.params)
-    draws, tokenizer = np.random.default_rng(0), model.tokenizer
-    right, total = np.zeros(2), 0
+def masked_batches(path: str, model: LoadedModel, served: ServedModel) -> list[Masked]:
+    """Mask some tokens of the texts of a file; masks are fixed. Raises UserError."""
+    draws, tokenizer, batches = np.random.default_rng(0), model.tokenizer, []
     for batch in text_batches(path, model, served):
         ids = batch["input_ids"]
         special = np.isin(ids, tokenizer.special_ids)
         chosen = (batch["attention_mask"] > 0) & ~special
         chosen &= draws.random(ids.shape) < RATE
         given = {**batch, "input_ids": np.where(chosen, tokenizer.mask_id, ids)}
+        batches.append(Masked(given, ids, chosen))
+    if not any(batch.chosen.any() for batch in batches):
+        raise UserError(f"{KEY}={path}: no token was masked: give more text")
+    return batches
+
+
+def masked_accuracy(
+    batches: Sequence[Masked], served: ServedModel, predict: Predict
+) -> Judged:
+    """Score a masked LM by the share of masked tokens it predicts."""
+    import jax
+
+    run, params = jax.jit(served.run), jax.device_put(served.params)
+    right, total = np.zeros(2), 0
+    for given, ids, chosen in batches:
         for i, found in enumerate((jax.device_get(run(params, given)), predict(given))):
             right[i] += (found["logits"].argmax(-1) == ids)[chosen].sum()
         total += int(chosen.sum())
-    if not total:
-        raise UserError(f"{KEY}={path}: no token was masked: give more text")
     return Judged("mlm_accuracy", *(right / total).tolist(), total, "masked tokens")
 
 
 def mean_cosine(
-    path: str, model: LoadedModel, served: ServedModel, predict: Predict
+    batches: Sequence[Mapping[str, np.ndarray]], served: ServedModel, predict: Predict
 ) -> Judged:
     """Score vectors by their cosines with the float32 model's, for which they are 1."""
     import jax
 
     run, params = jax.jit(served.run), jax.device_put(served.params)
     name, cosines = "sentence_embedding", []
-    for batch in text_batches(path, model, served):
+    for batch in batches:
         a, b = jax.device_get(run(params, batch))[name], predict(batch)[name]
         sizes = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
         cosines += (np.sum(a * b, axis=-1) / np.maximum(sizes, 1e-12)).tolist()

@@ -73,7 +73,7 @@ def write_onnx(
         "bytes": path.stat().st_size,
     }
     if gate:
-        facts["gate"] = gate.check(model, served, predict)
+        facts["gate"] = gate.check(predict)
     batches = compared_batches(model, served)
     facts["largest_difference"] = largest_difference(served, predict, batches)
     write_surroundings(folder, model, served)

@@ -218,6 +218,14 @@ def test_the_gate_refuses_what_lost_too_much(vocabulary, texts, tmp_path, monkey
     assert not (tmp_path / "out").exists()
 
 
+def test_the_gate_is_read_before_the_graph_is_made(vocabulary, tmp_path, monkeypatch):
+    monkeypatch.setattr(write_onnx, "write_onnx", lambda *_: pytest.fail("too late"))
+    model = small.small_model(vocabulary)
+    options = Options(quantize="int8", gate=f"{tmp_path}/none", vectors=True)
+    with pytest.raises(UserError, match=r"^--gate=.*none: cannot be read"):
+        export_model(str(tmp_path / "out"), "onnx", model, "--from=x", options)
+
+
 @pytest.mark.parametrize("task", small.TASKS)
 def test_rows_are_scored_by_what_is_served(task, vocabulary):
     """As by the outputs of the objective itself."""
@@ -265,7 +273,7 @@ def test_the_gate_scores_a_task(vocabulary, tmp_path, monkeypatch):
             found = served.run(served.params, batch)
             return {name: factor * np.asarray(x) for name, x in found.items()}
 
-        return gate.Gate(str(path), "--from=x").check(model, served, predict)
+        return gate.open_gate(str(path), model, served, "--from=x").check(predict)
 
     wanted = dict(metric="accuracy", float32=1.0, int8=1.0, count=4, unit="rows")
     assert times(2) == wanted
