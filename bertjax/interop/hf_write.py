@@ -64,9 +64,7 @@ def write_model(
     """
     family, written, config = choose_family(cfg, roles, model_type)
     if raw and raw.get("model_type") == family.model_type:
-        both = {**raw, **config}
-        if read_config(both, family, CONFIG) == read_config(config, family, CONFIG):
-            config = both
+        config = {**raw, **config}
     task = next((head for head in task_heads.CLASSES if head in params), "")
     if hf_class:
         task = next(name for name in params if name != "encoder")

@@ -9,6 +9,7 @@ from bertjax.data import counter_rng
 from bertjax.tasks.graphs import Graph
 from bertjax.tasks.task_rows import Form
 from bertjax.tasks.triple_files import parse_triples
+from bertjax.tasks.types import complete
 from bertjax.tasks.types.complete import FIRST, TASK_TYPE, make_tokenizer
 from bertjax.tasks.walks import Walks, draw_lengths
 
@@ -189,6 +190,17 @@ def test_scored_rows_know_what_is_right_too():
     assert others["head", "a", "r", "b"] == {"d"}
     assert others["tail", "d", "r", "b"] == set()
     assert "known_entities" not in all_rows(rows.plan(24), tokenizer)
+
+
+def test_rows_that_are_scored_have_fewer_queries_beside_hubs(monkeypatch):
+    """Each has room for all that is known to answer one."""
+    rows, tokenizer = make_rows("".join(f"a\tr\tb{i}\n" for i in range(9)))
+    monkeypatch.setattr(complete, "MOST_KNOWN", 30)
+    known = all_rows(rows.for_scores().plan(24), tokenizer)["known_entities"]
+    assert known.shape == (6, 3, 9) and (known >= 0).sum() == 9 * 8
+    monkeypatch.setattr(complete, "MOST_KNOWN", 1)
+    assert len(rows.for_scores().plan(24).starts) - 1 == 18
+    assert len(rows.plan(24).starts) - 1 == 3
 
 
 def test_rows_that_are_answered_say_nothing_of_what_is_right():

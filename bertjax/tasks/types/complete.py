@@ -36,6 +36,7 @@ from bertjax.tasks.walks import LONGEST, Walks, draw_lengths
 
 FIRST = len(plain_ids.SPECIAL)  # the token of the first entity; relations come after
 SHUFFLE = counter_rng.fold(0, "triples")  # the key that draws which queries share a row
+MOST_KNOWN = 2**18  # slots for known answers in a scored row of several queries
 
 
 class Candidates(NamedTuple):
@@ -105,15 +106,17 @@ class Completions(TripleRows):
             raise UserError(
                 f"data.length={length} is too short: a sequence has {longest} tokens"
             )
-        starts, used = [], length
+        starts, used, slots = [], length, length // 3
+        if self.known is not None:  # each query has room for a hub's answers
+            slots = max(1, min(slots, MOST_KNOWN // self.known_width))
         for i, width in enumerate((edges + 2).tolist()):
-            if used + width > length:
+            if used + width > length or i - starts[-1] == slots:
                 starts.append(i)
                 used = 0
             used += width
         at = np.array([*starts, len(edges)], np.int64)
         laid = dict(laid=queries, edges=edges, walks=walks, firsts=firsts, starts=at)
-        laid |= dict(shared=shared, slots=length // 3)
+        laid |= dict(shared=shared, slots=slots)
         return replace(super().plan(length), **laid)
 
     @cached_property
