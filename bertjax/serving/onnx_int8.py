@@ -6,6 +6,10 @@ tables have one per row, which also suits a tied head. The inputs of a matrix ar
 rounded at run time with one scale per token (ZeroQuant, arXiv 2206.01861, section 4.1).
 So the outputs for a text do not depend on other texts of its batch or on padding, as
 they do if all inputs of a matrix share one scale (onnxruntime.quantization).
+
+Both factors of a product are unsigned, with zero at 128. Processors without VNNI add
+pairs of products of unsigned and signed bytes in 16 bits, which saturate; if both are
+unsigned onnxruntime adds them in 32 bits there.
 """
 
 import numpy as np
@@ -13,6 +17,7 @@ import numpy as np
 from bertjax.serving.onnx_graph import Graph, Node, Value
 
 LEVELS = 127
+MIDDLE = 128  # the level of zero
 NARROW = 16  # matrices with fewer columns stay unchanged, such as a task's classes
 
 
@@ -65,9 +70,9 @@ def rounded(graph: Graph, table: Value, axis: int) -> tuple[Value, Value]:
     numbers = table.constant
     scale = np.abs(numbers).max(axis, keepdims=True) / LEVELS
     scale = np.where(scale > 0, scale, 1).astype(np.float32)
-    levels = np.rint(numbers / scale).astype(np.int8)
+    levels = (np.rint(numbers / scale) + MIDDLE).astype(np.uint8)
     return (
-        graph.constant(levels, f"{table.name}/int8"),
+        graph.constant(levels, f"{table.name}/uint8"),
         graph.constant(scale.reshape(-1), f"{table.name}/scale"),
     )
 
@@ -75,11 +80,7 @@ def rounded(graph: Graph, table: Value, axis: int) -> tuple[Value, Value]:
 def multiply(
     graph: Graph, node: Node, inputs: list[Value], table: tuple[Value, Value]
 ) -> Value:
-    """Multiply by a matrix in integers, with rows of x in 255 levels by their maximum.
-
-    The levels are unsigned with zero at 128, as the instructions for
-    such products expect.
-    """
+    """Multiply by a matrix in integers, with rows of x in 255 levels by their maximum."""
     (x, _), (levels, scale), [out] = inputs, table, node.outputs
     rows, axes = (*x.shape[:-1], 1), graph.constant(np.array([-1], np.int64))
     sizes = graph.emit("Abs", [x], x.shape, np.float32)
@@ -89,11 +90,12 @@ def multiply(
     share = graph.constant(np.float32(1 / LEVELS))
     own = graph.emit("Mul", [largest, share], rows, np.float32)
     x = graph.emit("Div", [x, own], x.shape, np.float32)
-    one, middle = graph.constant(np.float32(1)), graph.constant(np.uint8(128))
+    one, middle = graph.constant(np.float32(1)), graph.constant(np.uint8(MIDDLE))
     x = graph.emit("QuantizeLinear", [x, one, middle], x.shape, np.uint8)
     if node.inputs[1].op == "Transpose":
         levels = graph.transpose(levels, [1, 0])
-    sums = graph.emit("MatMulInteger", [x, levels, middle], out.shape, np.int32)
+    pair = [x, levels, middle, middle]
+    sums = graph.emit("MatMulInteger", pair, out.shape, np.int32)
     y = graph.emit("Mul", [graph.cast(sums, np.float32), scale], out.shape, np.float32)
     return graph.emit("Mul", [y, own], out.shape, out.dtype)
 
@@ -103,8 +105,10 @@ def take_rows(
 ) -> Value:
     """Gather rows of an 8-bit table, and scale them."""
     (_, at), (levels, scale), [out] = inputs, table, node.outputs
-    rows = graph.emit("Gather", [levels, at], out.shape, np.int8, axis=0)
+    rows = graph.emit("Gather", [levels, at], out.shape, np.uint8, axis=0)
+    middle = graph.constant(np.float32(MIDDLE))
+    x = graph.emit("Sub", [graph.cast(rows, np.float32), middle], out.shape, np.float32)
     own = graph.emit("Gather", [scale, at], at.shape, np.float32, axis=0)
     axes = graph.constant(np.array([-1], np.int64))
     own = graph.emit("Unsqueeze", [own, axes], (*at.shape, 1), np.float32)
-    return graph.emit("Mul", [graph.cast(rows, np.float32), own], out.shape, out.dtype)
+    return graph.emit("Mul", [x, own], out.shape, out.dtype)
