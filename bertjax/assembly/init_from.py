@@ -36,7 +36,7 @@ UNTOLD = {"size", "family", "vocab_size", "pieces", "is_decoder"}
 OPEN = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 OPEN += ("zero_init_outputs", "fan_in_init")
 
-# Keys of config.json that say nothing of a model that is trained on.
+# Keys of config.json that do not hold for a model that is trained further.
 OF_FILES = {"architectures", "auto_map", "_name_or_path", "transformers_version"}
 OF_FILES |= {"dtype", "torch_dtype", "id2label", "label2id", "num_labels"}
 OF_FILES |= {"problem_type", "finetuning_task", "task_specific_params"}
@@ -165,14 +165,13 @@ def kept_sentences(config: ConfigDict) -> dict[str, Any]:
 
 
 def kept_hf_config(config: ConfigDict) -> dict[str, Any]:
-    """Return {"hf_config": keys}: what config.json of the model that a run begins with
-    says beside sizes, for the export of what becomes of it; {} without one.
+    """Return {"hf_config": keys} of the config.json of init_from's model, or {}.
 
-    What it says of a task and of its files is left out.
+    An export of the run writes them again. Keys about a task or files are left out.
     """
     folder = manifest.as_path(config.init_from) if config.init_from else None
     raw: dict[str, Any] = {}
-    with contextlib.suppress(OSError):  # of a sweep that goes on without it
+    with contextlib.suppress(OSError):  # a sweep may go on without it
         if folder is not None and hf_directories.is_directory(folder):
             raw = hf_directories.open_model(Path(folder), "init_from").raw
         elif folder is not None:

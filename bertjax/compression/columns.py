@@ -28,11 +28,11 @@ def inverse_factor(hessian: np.ndarray) -> np.ndarray:
     """Return the upper triangular U with U^T U = (H + damping)^-1: f32 [in, in].
 
     hessian: [in, in], of any scale. An input that was never active has a zero on the
-    diagonal, which enters the mean that the damping is a share of, so that the result
-    does not depend on the scale (the official codes count it as 1). It is computed in float64, without (H +
-    damping)^-1: U is the inverse of the Cholesky factor R, R upper triangular with R
-    R^T = H + damping. Raises numpy.linalg.LinAlgError if H is not positive definite or
-    not finite.
+    diagonal, and counts as 0 in the mean for the damping, so that the result does not
+    depend on the scale (the official codes count it as 1). It is computed in float64,
+    without (H + damping)^-1: U is the inverse of the Cholesky factor R, R upper
+    triangular with R R^T = H + damping. Raises numpy.linalg.LinAlgError if H is not
+    positive definite or not finite.
     """
     # Reverse the order, and use LAPACK's memory layout, so that it works in place.
     h = np.array(hessian[::-1, ::-1], np.float64, order="F")

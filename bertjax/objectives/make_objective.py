@@ -82,7 +82,7 @@ def make_objective(
 
 
 def with_floats(init: Callable[[jax.Array], Params]) -> Callable[[jax.Array], Params]:
-    """Let an `init` refuse to make parameters that have no gradient: UserError."""
+    """Make an `init` raise UserError for parameters that are not arrays of floats."""
 
     def checked(rng: jax.Array) -> Params:
         params = init(rng)

@@ -148,8 +148,8 @@ def param_shardings(params: Any, mesh: Mesh, extra: ParamAxes = ()) -> Any:
             )
         if unknown := sorted({*axes.split()} - AXES):
             raise UserError(
-                f"objective: the head {keys(path)[0]}: its row of `shardings` for "
-                f"{name} says {axes!r}, and no axis is called {unknown[0]!r}; known: "
+                f"objective: the head {keys(path)[0]}: the row of `shardings` for "
+                f"{name}, {axes!r}, has the unknown axis {unknown[0]!r}; known: "
                 f"{', '.join(sorted(AXES))}"
             )
         for size, axis in zip(leaf.shape, axes.split(), strict=True):

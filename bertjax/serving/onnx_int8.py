@@ -80,7 +80,7 @@ def rounded(graph: Graph, table: Value, axis: int) -> tuple[Value, Value]:
 def multiply(
     graph: Graph, node: Node, inputs: list[Value], table: tuple[Value, Value]
 ) -> Value:
-    """Multiply by a matrix in integers, with rows of x in 255 levels by their maximum."""
+    """Multiply by a matrix in integers, with rows of x scaled by their maximum."""
     (x, _), (levels, scale), [out] = inputs, table, node.outputs
     rows, axes = (*x.shape[:-1], 1), graph.constant(np.array([-1], np.int64))
     sizes = graph.emit("Abs", [x], x.shape, np.float32)

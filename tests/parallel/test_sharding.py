@@ -119,7 +119,7 @@ def test_an_unknown_leaf_is_not_replicated_in_silence():
     with pytest.raises(UserError, match="its row of `shardings` says 'classes'"):
         param_shardings(wrong, mesh)
     own = {"bag": {"kernel": jax.ShapeDtypeStruct((8, 2), jnp.float32)}}
-    says = "the head bag: .* for bag/kernel says 'embbed width', .* called 'embbed'"
+    says = "the head bag: .* for bag/kernel, 'embbed width', has the unknown axis 'embb"
     with pytest.raises(UserError, match=says):
         param_shardings(own, mesh, [("bag/kernel", "embbed width")])
 

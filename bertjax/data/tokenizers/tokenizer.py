@@ -111,14 +111,19 @@ class Tokenizer:
             return True
         if self.kind == "wordpiece":
             return not piece.startswith("##")
-        if self.kind == "byte_bpe":
-            try:
-                piece = byte_text(piece)
-            except (KeyError, UnicodeDecodeError):  # part of a character
-                return piece.startswith("Ġ")
-        if piece[:1] == "▁" or piece[:1].isspace() or _BEGINS_ALONE.match(piece):
+        text = self.text_of(piece)
+        if text is None:
+            return piece.startswith("Ġ")
+        if text[:1] == "▁" or text[:1].isspace() or _BEGINS_ALONE.match(text):
             return True
-        return all(unicodedata.category(c)[0] == "P" for c in piece)
+        return all(unicodedata.category(c)[0] == "P" for c in text)
+
+    def text_of(self, piece: str) -> str | None:
+        """Return the text of a piece; None for a part of a character (byte BPE)."""
+        try:
+            return byte_text(piece) if self.kind == "byte_bpe" else piece
+        except (KeyError, UnicodeDecodeError):
+            return None
 
     @cached_property
     def sentinel_ids(self) -> np.ndarray:
@@ -135,17 +140,10 @@ class Tokenizer:
         """
         if self.kind == "ids":
             return np.zeros(self.vocab_size, bool)
-        ends = np.array([self._ends_sentence(p) for p in self.pieces], np.bool_)
+        texts = [self.text_of(piece) or "" for piece in self.pieces]
+        ends = np.array([text[-1:] in STOPS for text in texts], np.bool_)
         ends[self.special_ids] = False
         return ends
-
-    def _ends_sentence(self, piece: str) -> bool:
-        if self.kind == "byte_bpe":
-            try:
-                piece = byte_text(piece)
-            except (KeyError, UnicodeDecodeError):  # part of a character
-                return False
-        return piece[-1:] in STOPS
 
     @cached_property
     def identity(self) -> str:

@@ -32,7 +32,9 @@ from bertjax.data.tokenizers.marked_words import MarkedWords, read_marked_words
 from bertjax.data.tokenizers.tokenizer import HAN, SIGNS, SPACELESS, WIDE, Tokenizer
 from bertjax.data.tokenizers.vocab_files import read_unzipped
 
-RULE = "marks-2"  # version of the marks; any change of them needs a new one
+# Version of the marks; any change of them needs a new one. The second is that of
+# vocabularies with vowel signs (SIGNS), which once began words.
+RULES = "marks-1", "marks-2"
 _HAN = re.compile(f"[{HAN}]")
 # Each match is a word: a character of a script without spaces, with its vowel signs
 # and tones, or a punctuation mark of such a script.
@@ -108,7 +110,9 @@ class Marker:
         """A string that changes whenever the marks may change."""
         name = self.segmenter.identity if self.segmenter else ""
         marked = "".join(f"|{words.identity}" for words in self.marked)
-        return f"{RULE}|{name}|{self.entities}{marked}"
+        texts = map(self.tokenizer.text_of, self.tokenizer.pieces)
+        rule = RULES[any(re.search(f"[{SIGNS}]", text or "") for text in texts)]
+        return f"{rule}|{name}|{self.entities}{marked}"
 
     def encode(
         self,

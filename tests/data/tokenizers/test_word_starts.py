@@ -71,7 +71,7 @@ def test_words_of_chinese(words, dictionary):
 
 
 def test_signs_belong_to_the_character_before_them(trained):
-    """Vowel signs and tones of scripts without spaces begin no word: 4 of Thai here."""
+    """Vowel signs and tones of scripts without spaces do not begin words."""
     marker = make_marker(trained["byte_bpe"])
     for text, count in {"สวัสดี": 4, "น้ำ": 2, "か\u3099": 1}.items():
         ((_, marks),) = marker.encode([text], [False], ())
@@ -79,6 +79,8 @@ def test_signs_belong_to_the_character_before_them(trained):
     pieces = ["<pad>", "<unk>", "<s>", "</s>", "<mask>", "วั", "ั", "▁ั", "ี", "า", "。"]
     roles = dict(zip(("pad", "unk", "cls", "sep", "mask"), range(5), strict=True))
     made = Tokenizer("unigram", pieces, False, roles, (), {})
+    assert make_marker(made, entities=True).identity.startswith("marks-2|")
+    assert marker.identity.startswith("marks-1|")  # stores of version 0.1 are used
     assert made.word_starts[5:].tolist() == [True, False, True, False, True, True]
 
 
