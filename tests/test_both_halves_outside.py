@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A host half and a head from outside (tests/lab/swap.py) need no change in bertjax."""
 
+import dataclasses
 import json
 import types
 
@@ -9,8 +10,9 @@ import pytest
 from conftest import read_rows, timeless
 
 from bertjax import UserError, show, train
-from bertjax.assembly import command_line
-from bertjax.data.features.base import Features
+from bertjax.assembly import check_objective, command_line
+from bertjax.data.features.base import Features, Spec
+from bertjax.data.features.mixed import MixedFeatures
 from bertjax.measuring import compile_steps, measurements
 
 pytestmark = pytest.mark.usefixtures("no_listener")
@@ -98,3 +100,45 @@ def test_rows_longer_than_their_text_say_what_their_slots_are():
     settings = types.SimpleNamespace(tokenizer=None, length=8, streams=())
     with pytest.raises(UserError, match=r"Doubled have 8 slots for 4 tokens.*origin"):
         Doubled(settings).origin({"input_ids": np.zeros((2, 8), np.int32)})
+
+
+@dataclasses.dataclass
+class OneRow:
+    """Batches of one row, by their host half."""
+
+    features: object
+    start: int = 0
+
+    def batch(self, step, rows):
+        return self.features.made
+
+    @property
+    def specs(self):
+        return {"x": Spec((3,), "float32")}
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ({"x": np.zeros((1, 3), np.float64)}, ""),
+        ({}, r"'x' is float32 \[1, 3\] of a row, its make\(\) does not make it$"),
+        ({"x": np.zeros((1, 2), np.float32)}, r"makes float32 \[1, 2\]$"),
+        ({"x": np.zeros((1, 3), complex)}, r"makes complex128 \[1, 3\]$"),
+        ({"x": [[0.0] * 3]}, r"makes list \[1, 3\]$"),
+    ],
+)
+def test_arrays_are_as_their_host_half_states_them(made, said, mixed):
+    class Half:
+        pass
+
+    half = Half()
+    half.made = made
+    if mixed:
+        whole = MixedFeatures.__new__(MixedFeatures)
+        whole.parts, half = [half], whole
+    batches = OneRow(half)
+    if not said:
+        return check_objective.check_arrays(batches)
+    with pytest.raises(UserError, match=said):
+        check_objective.check_arrays(batches)

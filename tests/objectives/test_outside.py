@@ -23,9 +23,7 @@ from bertjax.assembly import check_objective
 from bertjax.assembly.check_objective import directions, say_where
 from bertjax.checkpoints import manifest
 from bertjax.config import schema
-from bertjax.data.features.base import Spec
 from bertjax.data.features.make_features import split_needs
-from bertjax.data.features.mixed import MixedFeatures
 from bertjax.data.tokenizers.tokenizer import load_tokenizer
 from bertjax.measuring import estimates, measurements
 from bertjax.models.flops import flops_per_token
@@ -127,48 +125,6 @@ def test_a_head_s_usual_mistakes_are_one_line(change, said):
     with pytest.raises(UserError, match=said) as e, say_where("objective=mine"):
         directions(objective, params, batches)
     assert "\n" not in str(e.value)
-
-
-@dataclasses.dataclass
-class OneRow:
-    """Batches of one row, by their host half."""
-
-    features: object
-    start: int = 0
-
-    def batch(self, step, rows):
-        return self.features.made
-
-    @property
-    def specs(self):
-        return {"x": Spec((3,), "float32")}
-
-
-@pytest.mark.parametrize("mixed", [False, True])
-@pytest.mark.parametrize(
-    ("made", "said"),
-    [
-        ({"x": np.zeros((1, 3), np.float64)}, ""),
-        ({}, r"'x' is float32 \[1, 3\] of a row, its make\(\) does not make it$"),
-        ({"x": np.zeros((1, 2), np.float32)}, r"makes float32 \[1, 2\]$"),
-        ({"x": np.zeros((1, 3), complex)}, r"makes complex128 \[1, 3\]$"),
-        ({"x": [[0.0] * 3]}, r"makes list \[1, 3\]$"),
-    ],
-)
-def test_arrays_are_as_their_host_half_states_them(made, said, mixed):
-    class Half:
-        pass
-
-    half = Half()
-    half.made = made
-    if mixed:
-        whole = MixedFeatures.__new__(MixedFeatures)
-        whole.parts, half = [half], whole
-    batches = OneRow(half)
-    if not said:
-        return check_objective.check_arrays(batches)
-    with pytest.raises(UserError, match=said):
-        check_objective.check_arrays(batches)
 
 
 def test_a_loss_without_a_gradient_is_refused():
