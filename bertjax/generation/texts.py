@@ -122,17 +122,24 @@ def make_rows(
             first = np.array([*model.start, *forced], np.int32)
             begun = [*model.start[1:], *forced]
             row = Row(np.array(own, np.int32), first, begun)
-        size = max(len(row.begun) + new, len(row.ids))
-        if size > most:
-            room = most - len(row.begun)
-            name = str(prompt)[:40]
-            raise UserError(
-                f"--max_new_tokens={new}: {name!r} has {len(row.ids)} tokens, "
-                f"and with new ones {size}, more than the model's {most}"
-                + f"; give --max_new_tokens={room}"
-                * (room > 0)
-            )
+        check_room(row, str(prompt)[:40], new, most)
         yield row
+
+
+def check_room(row: Row, name: str, new: int, most: int) -> None:
+    """Refuse a row longer than `most`, or that would be with `new` ids: UserError."""
+    read, size = len(row.ids), len(row.begun) + new
+    if row.first is not None and read > most:
+        raise UserError(f"{name!r} has {read} tokens, more than the model's {most}")
+    if size > most:
+        room = most - len(row.begun)
+        with_new = f"{name!r} has {read} tokens, and with new ones {size}"
+        if row.first is not None:
+            with_new = f"what is written has {size} tokens with those it begins with"
+        raise UserError(
+            f"--max_new_tokens={new}: {with_new}, more than the model's {most}"
+            + f"; give --max_new_tokens={room}" * (room > 0)
+        )
 
 
 def go_on(name: str, values: np.ndarray, number: int) -> np.ndarray:

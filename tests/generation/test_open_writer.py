@@ -16,6 +16,7 @@ from bertjax.generation.open_writer import (
     pick_how,
 )
 from bertjax.generation.options import Options
+from bertjax.generation.texts import make_rows
 from bertjax.models.config import EncoderConfig
 
 CFG = EncoderConfig(
@@ -70,3 +71,25 @@ def test_code_is_asked_line_by_line_as_it_was_learnt():
     tokenizer = SimpleNamespace(encode_with_masks=lambda text: [text])
     found = encode_lines(tokenizer, "int f(int a,\r\n      int  b) {\n\n\treturn")
     assert found == ["int f(int a,", "int b) {", "return"]
+
+
+@pytest.mark.parametrize(
+    ("start", "prompt", "message"),
+    [
+        (None, 7, "'.*' has 7 tokens, and with new ones 11, .* 10; give .*=3$"),
+        ((0,), 7, None),
+        ((0, 5, 6, 7, 8, 9, 10), 7, "written has 11 tokens .* 10; give .*=3$"),
+        ((0,), 11, "^'.*' has 11 tokens, more than the model's 10$"),
+    ],
+)
+def test_what_is_too_long_is_said_of_the_side_that_it_is_on(start, prompt, message):
+    """Of an encoder-decoder the prompt's tokens were told with the sum of the other
+    side, and fewer new ones were to help a prompt that was too long itself."""
+    model = SimpleNamespace(most=10, start=start, begin=(), arrange=None)
+    model.lay_out = lambda prompts: [[4] * prompt for _ in prompts]
+    rows = make_rows(model, ["a b"], Options(max_new_tokens=4))
+    if message is None:
+        assert len([*rows]) == 1
+    else:
+        with pytest.raises(UserError, match=message):
+            next(rows)
