@@ -12,6 +12,7 @@ import pytest
 from bertjax import UserError, config, registry, train
 from bertjax.assembly import command_line, resolve, validate
 from bertjax.config import arguments, durations, recipes, schema, serialize
+from bertjax.data.masking.masker import read_masker
 from bertjax.data.phases import place_phases, steps_of
 from bertjax.models.families import FAMILIES
 
@@ -556,7 +557,14 @@ def test_what_a_recipe_says_of_masks_can_be_taken_back():
     config = parse("--config.objective=clm", "--config.data.mask_unit=word")
     with pytest.raises(UserError, match=r"give --config\.data\.mask_unit=$"):
         resolve.check_keys(config, nothing)
-    resolve.check_keys(parse("--config.data.mask_unit="), nothing)
+    keys = "mask_unit mask_lengths corruption replacement mask_rate"
+    config = parse(*(f"--config.data.{key}=" for key in keys.split()))
+    resolve.check_keys(config, nothing)
+    validate.check(config)
+    assert read_masker(config.data) == read_masker(parse().data)
+    config.data.max_predictions = 3  # of which no flag says nothing
+    with pytest.raises(UserError, match=r"objective=mlm.*: leave it out$"):
+        resolve.check_keys(config, nothing)
 
 
 def test_flags_of_xla(monkeypatch):

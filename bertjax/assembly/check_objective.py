@@ -123,12 +123,15 @@ def check_best(config: ConfigDict) -> None:
     outside = map(registry.is_outside, [config.data.masking, *(p.name for p in parts)])
     if name in ("", best.AUTO) or config.teacher or any(outside):
         return
-    metrics, usual = (), ()
+    metrics: tuple[str, ...] = ()
+    usual: tuple[str, ...] = ()
     if tasks.is_task(config):
         task_type = get_task_type(config.objective)
         if task_type.several_sequences:
             return
-        metrics, usual = tasks.make_form(config).metrics, task_type.metrics
+        form = tasks.make_form(config)
+        metrics = form.metrics
+        usual = *task_type.metrics, *task_type.extra_scores(form)
     config = with_row_sizes(config)
     cfg = resolve.encoder_config(config, expected_vocab_size(config))
     objective, _ = make_measured_objective(config, cfg)

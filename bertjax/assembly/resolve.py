@@ -272,10 +272,11 @@ def check_keys(config: ConfigDict, halves: Iterable[Features]) -> None:
     for key in sorted(KEYS - read):
         if (value := config.data[key]) not in (defaults[key], ""):
             usual = "" if defaults[key] is None else defaults[key]
+            # A whole number cannot be given as empty.
+            instead = f", or where the config file has it give --config.data.{key}="
             raise UserError(
                 f"data.{key}={value} has no effect with objective={config.objective}: "
-                f"leave it out, or where the config file has it give "
-                f"--config.data.{key}={usual}"
+                "leave it out" + f"{instead}{usual}" * (key != "max_predictions")
             )
 
 

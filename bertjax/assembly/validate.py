@@ -121,7 +121,7 @@ def check(config: ConfigDict) -> None:
     tasks.check_settings(config, schema.base().task)
     defaults = serialize.flatten(schema.base())
     for key in _unread(config):
-        if flat[key] != defaults[key]:
+        if flat[key] not in (defaults[key], ""):
             raise UserError(
                 f"{key}={flat[key]} is for running text, and rows of a task do not use "
                 "it: leave it out"

@@ -50,7 +50,8 @@ def of_phase(config: ConfigDict, phase: Wanted) -> ConfigDict:
     one = config.copy_and_resolve_references()
     one.phases, one.objective = "", phase.objective or config.objective
     one.batch_size, one.data.length = phase.batch_size, phase.length
-    one.data.mask_rate = phase.mask_rate
+    with one.ignore_type():  # a ramp is text, another phase's rate a number
+        one.data.mask_rate = phase.mask_rate
     return one
 
 

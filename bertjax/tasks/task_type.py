@@ -40,8 +40,9 @@ class TaskType:
         if its vocabulary is the graph's.
     Scores:
       metrics: names that task.metrics may have; default_metrics: those used if it is
-        empty, () for all. outputs: the names that a head's `outputs` must return, for
-        scores and answers.
+        empty, () for all. extra_scores(form) -> names of scores that only some rows
+        have, which eval.best may name too. outputs: the names that a head's `outputs`
+        must return, for scores and answers.
     Config:
       label_key: the key of config.task for the column of labels or targets.
       columns: default values of keys of config.task. instead: {key of `columns`: other
@@ -78,6 +79,7 @@ class TaskType:
     make_rows: Callable[..., Rows]
     metrics: tuple[str, ...]
     default_metrics: tuple[str, ...] = ()
+    extra_scores: Callable[[Form], tuple[str, ...]] = lambda form: ()
     outputs: tuple[str, ...]
     find_labels: Callable[[Sequence[Any], Form], Form] = lambda examples, form: form
     parse_lines: Callable[..., Iterable[Any]] | None = None

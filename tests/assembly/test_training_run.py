@@ -78,12 +78,17 @@ def test_attention_that_does_not_take_regions_is_refused_before_the_text_is_read
         ("finetune/classify.py", "acuracy", "did you mean 'eval/valid/accuracy'"),
         ("finetune/classify.py", "classify_loss", ""),
         ("finetune/seq2seq.py", "bleu", ""),
+        ("finetune/qa.py", "best_f1", ""),  # as docs/finetuning.md has it
+        ("finetune/qa.py", "best_f2", "did you mean 'eval/valid/best_f1'"),
+        ("regions.py", "shape_accuracy", ""),
         ("distilbert.py", "kl_loss", ""),  # whose teacher is not there
     ],
 )
 def test_a_score_that_no_evaluation_has_is_seen_without_text(file, best, said):
     config = c.load_config(f"{file}:smoke")
     config.task.text, config.task.label = ("a", "b") if "tune" in file else ("", "")
+    if file == "regions.py":
+        config.task.update({"text": "a", "word_groups": "shape:circle|square"})
     config.data.valid, config.eval.best = "x", best
     if not said:
         check_objective.check_best(config)

@@ -319,6 +319,13 @@ def test_an_evaluation_of_a_task_keeps_what_the_model_says():
     assert len(jax.tree.leaves(said["outputs"])) > 0
 
 
+def test_a_phase_of_one_rate_is_measured_where_the_config_has_a_ramp():
+    """It ended in a TypeError: the config's is text, 0.3:0.15, the phase's a number."""
+    phases = "--config.phases=steps=3 length=32 mask_rate=0.05; length=16"
+    config = command_line.parse(["--config=modern.py:smoke", phases]).config
+    assert synthetic_data.one_phase(config).data.mask_rate == 0.05
+
+
 @pytest.mark.parametrize("columns, n", [("a,b,c", 3), ("list", 0)])
 def test_choices_are_counted_by_their_columns(columns, n):
     config = command_line.parse(["--config=finetune/choose.py:smoke"]).config

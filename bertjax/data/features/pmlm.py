@@ -65,7 +65,7 @@ class PmlmFeatures(MlmFeatures):
             )
         self.blocks, self.longest = blocks, longest
         data = settings.config.data
-        how = {"corruption": data.corruption, "replacement": data.replacement}
+        how = {key: data[key] or None for key in ("corruption", "replacement")}
         self.masking_at = functools.partial(make_masking, "bert", **how)
         usual = (self.masking_at().rate,)
         rates = [mask_rates.read(rate) or usual for rate in settings.rates]

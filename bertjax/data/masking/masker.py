@@ -187,15 +187,15 @@ def make_masker(
 def read_masker(data: Any, rate: float | None = None) -> Masking | Masker:
     """Create the masker of data.masking and its refinements, at `rate` if given.
 
-    data: config.data.
+    data: config.data; what is "" there (--config.data.mask_unit=) is the masking's own.
     """
     return make_masker(
         data.masking,
         rate=rate,
-        unit=data.mask_unit,
-        lengths=data.mask_lengths,
-        corruption=data.corruption,
-        replacement=data.replacement,
+        unit=data.mask_unit or None,
+        lengths=data.mask_lengths or None,
+        corruption=data.corruption or None,
+        replacement=data.replacement or None,
         weights=data.mask_weights,
         paper_compat=data.paper_compat,
     )

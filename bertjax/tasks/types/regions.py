@@ -44,6 +44,17 @@ TRUTH = {"true": 1, "1": 1, "yes": 1, "false": 0, "0": 0, "no": 0, "": -1}
 UNKNOWN = -1
 
 
+def settings_of(form: Form) -> RegionSettings:
+    """Return the settings of regions that rows have."""
+    return RegionSettings(*(form.settings or ()))
+
+
+def group_scores(form: Form) -> tuple[str, ...]:
+    """Return the names of what groups of words are scored by (task.word_groups)."""
+    groups = settings_of(form).groups
+    return tuple(f"{name}_{what}" for name, _ in groups for what in OF)
+
+
 @dataclass(frozen=True, eq=False)
 class TextRegions(text_rows.Texts):
     """Rows of texts and regions.
@@ -63,7 +74,7 @@ class TextRegions(text_rows.Texts):
 
     @property
     def settings(self) -> RegionSettings:
-        return RegionSettings(*(self.form.settings or ()))
+        return settings_of(self.form)
 
     def arrays(self) -> list[np.ndarray | None]:
         own = [self.image, self.truth, self.kinds, *self.images.identity]
@@ -168,8 +179,7 @@ class TextRegions(text_rows.Texts):
     def scores(self) -> tuple[str, ...]:
         if not self.settings.shares[WORDS]:
             return ()
-        groups = (f"{name}_{what}" for name, _ in self.settings.groups for what in OF)
-        return (*self.form.metrics, *groups)
+        return (*self.form.metrics, *group_scores(self.form))
 
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
         """Compute the perplexity of masked words and, for each group of words, the loss
@@ -380,6 +390,7 @@ TASK_TYPE = TaskType(
     find_labels=find_labels,
     make_rows=make_rows,
     metrics=("perplexity",),
+    extra_scores=group_scores,
     outputs=("alignment_logits",),
     file_names="FILE.jsonl",
     label_key="regions",

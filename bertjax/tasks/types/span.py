@@ -217,7 +217,7 @@ class QuestionRows(Rows):
 
     @property
     def scores(self) -> tuple[str, ...]:
-        return self.form.metrics + ("best_exact", "best_f1") * self.some_lack
+        return self.form.metrics + BEST * self.some_lack
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -244,7 +244,7 @@ class QuestionRows(Rows):
         scores = {name: out[name] / 100 for name in self.form.metrics}
         if some_lack:
             best = squad_scores(texts(answers), golds, doubts)
-            scores |= {k: best[k] / 100 for k in ("best_exact", "best_f1")}
+            scores |= {k: best[k] / 100 for k in BEST}
             scores["threshold"] = float(best["best_f1_thresh"])
         return scores
 
@@ -289,6 +289,7 @@ def make_question_rows(
     return QuestionRows(form, counts, whole, tokenizer)
 
 
+BEST = ("best_exact", "best_f1")  # where some questions have no answer
 COLUMNS = {"text": "question", "text_pair": "context", "label": "answers"}
 TASK_TYPE = TaskType(
     read=read_questions,
@@ -297,6 +298,7 @@ TASK_TYPE = TaskType(
     file_names=WANTED,
     metrics=METRICS,
     default_metrics=("exact", "f1"),
+    extra_scores=lambda form: BEST,
     outputs=("start_logits", "end_logits"),
     columns=COLUMNS,
     unused={**COLUMNS, "labels": "", "choices": ""},
