@@ -12,6 +12,7 @@ from bertjax.data.mixture import read_weights
 
 KINDS = WORDS, REGIONS, PAIRS = 0, 1, 2  # what is predicted in a row
 KIND_NAMES = "words", "regions", "pairs"
+OF_GROUPS = "loss", "accuracy", "words"  # the metrics of a group of words
 
 
 class RegionSettings(NamedTuple):
@@ -36,6 +37,11 @@ class RegionSettings(NamedTuple):
         names = zip(KIND_NAMES, self.shares, strict=True)
         least = 1 if self.hide else len(KINDS)
         return [name for name, share in [*names][:least] if share]
+
+    @property
+    def group_scores(self) -> tuple[str, ...]:
+        """The names of the metrics of groups of words: number_loss, ..."""
+        return tuple(f"{name}_{what}" for name, _ in self.groups for what in OF_GROUPS)
 
 
 def read_settings(task: ConfigDict) -> RegionSettings:

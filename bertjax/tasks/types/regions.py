@@ -28,6 +28,7 @@ from bertjax.tasks.region_files import Images
 from bertjax.tasks.region_settings import (
     KIND_NAMES,
     KINDS,
+    OF_GROUPS,
     PAIRS,
     WORDS,
     RegionSettings,
@@ -42,17 +43,6 @@ OWN, OTHER = 0, 1  # alignment_labels, like nsp_labels
 TRIES = 8  # draws of an image of another row
 TRUTH = {"true": 1, "1": 1, "yes": 1, "false": 0, "0": 0, "no": 0, "": -1}
 UNKNOWN = -1
-
-
-def settings_of(form: Form) -> RegionSettings:
-    """Return the settings of regions that rows have."""
-    return RegionSettings(*(form.settings or ()))
-
-
-def group_scores(form: Form) -> tuple[str, ...]:
-    """Return the names of what groups of words are scored by (task.word_groups)."""
-    groups = settings_of(form).groups
-    return tuple(f"{name}_{what}" for name, _ in groups for what in OF)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +64,7 @@ class TextRegions(text_rows.Texts):
 
     @property
     def settings(self) -> RegionSettings:
-        return settings_of(self.form)
+        return RegionSettings(*(self.form.settings or ()))
 
     def arrays(self) -> list[np.ndarray | None]:
         own = [self.image, self.truth, self.kinds, *self.images.identity]
@@ -179,7 +169,7 @@ class TextRegions(text_rows.Texts):
     def scores(self) -> tuple[str, ...]:
         if not self.settings.shares[WORDS]:
             return ()
-        return (*self.form.metrics, *group_scores(self.form))
+        return (*self.form.metrics, *self.settings.group_scores)
 
     def score(self, outputs: Outputs, example: np.ndarray) -> dict[str, float]:
         """Compute the perplexity of masked words and, for each group of words, the loss
@@ -200,7 +190,7 @@ class TextRegions(text_rows.Texts):
             values = [math.nan, math.nan, total]
             if total:
                 values[:2] = [float((own * x).sum()) / total for x in (nats, right)]
-            for what, value in zip(OF, values, strict=True):
+            for what, value in zip(OF_GROUPS, values, strict=True):
                 found[f"{name}_{what}"] = value
         return {name: found[name] for name in self.scores}
 
@@ -239,9 +229,6 @@ class TextRegions(text_rows.Texts):
                 f"{self.settings.most} regions: {int(more[more > 0].sum()):,} are left "
                 "out"
             )
-
-
-OF = "loss", "accuracy", "words"  # the metrics of a group of words
 
 
 def find_labels(rows: Sequence[Row], form: Form) -> Form:
@@ -390,7 +377,7 @@ TASK_TYPE = TaskType(
     find_labels=find_labels,
     make_rows=make_rows,
     metrics=("perplexity",),
-    extra_scores=group_scores,
+    extra_scores=lambda form: RegionSettings(*form.settings).group_scores,
     outputs=("alignment_logits",),
     file_names="FILE.jsonl",
     label_key="regions",
