@@ -11,6 +11,7 @@ import pytest
 
 from bertjax import RunError, UserError, sweep, train
 from bertjax.assembly import command_line, init_from
+from bertjax.assembly.open_teacher import check_fit, open_teacher
 from bertjax.checkpoints.manager import Checkpoints
 from bertjax.config import schema, serialize
 from bertjax.data.tokenizers.export_tokenizer import make_json
@@ -89,6 +90,25 @@ def test_pretraining_goes_on_with_model_and_vocabulary_of_a_run(trained, capsys)
     config.init_from = f"{trained}/none"
     init_from.follow_init_from(config)
     assert config.model.hidden_size == 32
+
+
+@pytest.mark.parametrize("key", ["init_from", "teacher"])
+def test_a_vocabulary_comes_with_its_lower_casing(trained, key, capsys):
+    """A config file's data.lower_case was kept: the run was refused, and was told to
+    give the vocabulary that it had."""
+    given = ["--config=t5.py:smoke", f"--config.{key}={trained}"]
+    config = command_line.parse(given).config
+    assert config.data.lower_case is True
+    assert f"{trained}: data.lower_case=True is used" in capsys.readouterr().err
+    stays = "--config.data.lower_case=False"
+    config = command_line.parse([*given, stays]).config
+    assert config.data.lower_case is False
+    own = load_tokenizer(config.data.vocab, config.data.lower_case)
+    words = "has data.lower_case=True, unlike .* --config.data.lower_case=True$"
+    with pytest.raises(UserError, match=rf"^{key}=.*{words}"):
+        if key == "teacher":
+            check_fit(config, open_teacher(config, print), own, [])
+        init_from.take(str(trained), own, {}, print, {})
 
 
 def test_a_masked_lm_becomes_electras_discriminator(tmp_path):

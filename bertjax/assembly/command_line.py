@@ -105,4 +105,4 @@ def settle_config(
     if scale := scale_of_width(config.model):
         config.model.logit_scale = scale
     follow_init_from(config, overrides)
-    follow_teacher(config)
+    follow_teacher(config, overrides)

@@ -13,10 +13,12 @@ from bertjax import UserError, objectives
 from bertjax.assembly.init_layers import ChosenLayers
 from bertjax.assembly.models import (
     find_checkpoint,
+    lower_case_differs,
     open_model,
     params_part,
     read_params,
     same_ids,
+    same_pieces,
 )
 from bertjax.checkpoints import manifest
 from bertjax.config import cli
@@ -49,7 +51,7 @@ def check_init_from(path: str, say: Say = silent, key: str = "init_from") -> Any
 
 
 def follow_init_from(config: ConfigDict, overrides: Container[str] = ()) -> None:
-    """Use init_from's vocabulary if none is given, and its architecture.
+    """Use init_from's tokenizer if none is given, and its architecture.
 
     overrides: keys of the command line, which stay; so do the config's values of OPEN.
     If one of our runs is pretrained further with another model than the config's, a
@@ -64,8 +66,7 @@ def follow_init_from(config: ConfigDict, overrides: Container[str] = ()) -> None
         other = [] if follows else _differences(config, folder)
         if other is None:
             return
-        if not config.data.vocab:
-            config.data.vocab = vocabulary_of(config.init_from)
+        _follow_tokenizer(config, "init_from", overrides)
     except OSError:
         return
     if other:
@@ -110,11 +111,34 @@ def vocabulary_of(path: str) -> str:
     return str(own if own.is_dir() else hf_directories.tokenizer_folders(folder)[0])
 
 
-def follow_teacher(config: ConfigDict) -> None:
-    """Use the teacher's vocabulary if none is given and the teacher exists."""
-    if config.teacher and not config.data.vocab:
+def follow_teacher(config: ConfigDict, overrides: Container[str] = ()) -> None:
+    """Use the teacher's tokenizer if none is given and the teacher exists."""
+    if config.teacher:
         with contextlib.suppress(OSError):
-            config.data.vocab = vocabulary_of(config.teacher)
+            _follow_tokenizer(config, "teacher", overrides)
+
+
+def _follow_tokenizer(
+    config: ConfigDict, key: str, overrides: Container[str] = ()
+) -> None:
+    """Use the vocabulary of a key's model if none is given, lower-casing as it does.
+
+    What the command line says of data.lower_case stays; what a config file does is of
+    the vocabulary that would be trained. Raises OSError if there is no model.
+    """
+    path, data = config[key], config.data
+    if data.vocab:
+        return
+    data.vocab = vocabulary_of(path)
+    if data.lower_case is None or "data.lower_case" in overrides:
+        return
+    theirs = open_model(path, key, silent)[1].lower_case
+    if theirs != data.lower_case:
+        data.lower_case = theirs
+        cli.say(
+            f"{key}={path}: data.lower_case={theirs} is used, as its tokenizer has it, "
+            f"not the config's {not theirs}"
+        )
 
 
 def keep_vocabulary(config: ConfigDict, path: Any) -> None:
@@ -270,6 +294,8 @@ def take(
     if meta.get("tokenizer") != tokenizer.identity:
         theirs = open_model(str(source), "init_from", silent).tokenizer
         if not same_ids(theirs, tokenizer):
+            if same_pieces(theirs, tokenizer):
+                raise UserError(lower_case_differs(f"init_from={source}", theirs))
             raise UserError(
                 f"init_from={source} has another tokenizer: give its own, "
                 f"--config.data.vocab={vocabulary_of(path)}"

@@ -190,8 +190,20 @@ def open_directory(directory: Any, flag: str, say: Say = cli.say) -> LoadedModel
 
 def same_ids(one: Any, other: Any) -> bool:
     """Return whether two tokenizers, of other files maybe, give texts the same ids."""
-    first, second = ((t.kind, t.pieces, t.lower_case, t.roles) for t in (one, other))
+    return same_pieces(one, other) and one.lower_case == other.lower_case
+
+
+def same_pieces(one: Any, other: Any) -> bool:
+    """Return whether two tokenizers have the same ids, lower-casing aside."""
+    first, second = ((t.kind, t.pieces, t.roles) for t in (one, other))
     return first == second
+
+
+def lower_case_differs(where: str, theirs: Any) -> str:
+    """Return the message for a model whose tokenizer `theirs` alone lower-cases, or
+    alone does not. where: names the model."""
+    key = f"data.lower_case={theirs.lower_case}"
+    return f"{where} has {key}, unlike this config: give --config.{key}"
 
 
 def row_length(cfg: Any, length: int | None, usual: int = 128) -> int:

@@ -19,8 +19,10 @@ from bertjax.assembly.models import (
     LoadedModel,
     check_encoder,
     check_masked_lm,
+    lower_case_differs,
     open_model,
     same_ids,
+    same_pieces,
 )
 from bertjax.models.config import RUNTIME, EncoderConfig
 from bertjax.objectives import BEFORE, CAUSAL, parse
@@ -159,6 +161,8 @@ def check_fit(
         return
     where = f"{KEY}={config.teacher}"
     if not same_ids(model.tokenizer, tokenizer):
+        if same_pieces(model.tokenizer, tokenizer):
+            raise UserError(lower_case_differs(where, model.tokenizer))
         raise UserError(
             f"{where} has another tokenizer than data.vocab={config.data.vocab}: a "
             "student reads its teacher's ids; leave data.vocab out"

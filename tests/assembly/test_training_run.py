@@ -81,6 +81,7 @@ def test_attention_that_does_not_take_regions_is_refused_before_the_text_is_read
         ("finetune/qa.py", "best_f1", ""),  # as docs/finetuning.md has it
         ("finetune/qa.py", "best_f2", "did you mean 'eval/valid/best_f1'"),
         ("regions.py", "shape_accuracy", ""),
+        ("regions.py", "region_class_loss", ""),
         ("distilbert.py", "kl_loss", ""),  # whose teacher is not there
     ],
 )

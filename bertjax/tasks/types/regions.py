@@ -373,11 +373,19 @@ SETTINGS = (
     "hide_regions",
     "word_groups",
 )
+
+
+def extra_scores(form: Form) -> tuple[str, ...]:
+    """Return the metrics of groups of words, and of classes, which images may have."""
+    classes = ("region_class_loss", "region_class_accuracy")
+    return (*RegionSettings(*form.settings).group_scores, *classes)
+
+
 TASK_TYPE = TaskType(
     find_labels=find_labels,
     make_rows=make_rows,
     metrics=("perplexity",),
-    extra_scores=lambda form: RegionSettings(*form.settings).group_scores,
+    extra_scores=extra_scores,
     outputs=("alignment_logits",),
     file_names="FILE.jsonl",
     label_key="regions",
