@@ -211,10 +211,13 @@ def _check_optimizer(config: ConfigDict) -> None:
             if setting in unread and value not in (defaults[key], None):
                 users = [user for user, keys in known.items() if setting in keys]
                 default = defaults[key]
-                was = "" if default is None else f" (default: {default})"
+                instead = (
+                    f", or where the config file has it give --config.optim.{key}="
+                    f"{default}"
+                ) * (default is not None)
                 raise UserError(
                     f"optim.{key}={value} is not used by {choice}={name}, only by "
-                    f"{', '.join(users)}: leave it out{was}"
+                    f"{', '.join(users)}: leave it out{instead}"
                 )
     if config.optim.name in CHOICES["optim.name"][0]:
         # With 0, a parameter without a gradient would become nan.
@@ -290,7 +293,8 @@ def _check_data(config: ConfigDict) -> None:
     if data.similar and not similar:
         raise UserError(
             f"data.similar={data.similar} is not used by data.masking={data.masking}, "
-            "only by macbert: leave it out"
+            "only by macbert: leave it out, or where the config file has it give "
+            "--config.data.similar="
         )
     if data.swap and registry.is_outside(data.masking):
         raise UserError(
