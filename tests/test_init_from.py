@@ -111,12 +111,20 @@ def test_a_vocabulary_comes_with_its_lower_casing(trained, key, capsys):
         init_from.take(str(trained), own, {}, print, {})
 
 
-def test_a_masked_lm_becomes_electras_discriminator(tmp_path):
+@pytest.mark.parametrize("share", [0.5, 1.0])
+@pytest.mark.parametrize("becomes", ["electra", "mlm", "mlm+nsp"])
+def test_a_masked_lm_becomes_electras_discriminator_and_the_other_way(
+    tmp_path, becomes, share
+):
+    """A pair was refused, since the head for masked tokens is its generator's."""
+
     def drawn(name, seed):
         objective, _ = make_objective(name, CFG)
         return jax.jit(objective.init)(jax.random.key(seed))
 
-    there, asked, said = drawn("mlm", 1), drawn("electra:generator=0.5", 2), []
+    pair, said = f"electra:generator={share}", []
+    first, becomes = ("mlm", pair) if becomes == "electra" else (pair, becomes)
+    there, asked = drawn(first, 1), drawn(becomes, 2)
     saved = Checkpoints(tmp_path, 2, None)
     meta = {"config": schema.base().to_dict(), "tokenizer": "t", "tokens": 0}
     saved.save(1, {"params": there}, meta)
@@ -124,7 +132,8 @@ def test_a_masked_lm_becomes_electras_discriminator(tmp_path):
     tokenizer = SimpleNamespace(identity="t")
     taken = init_from.take(str(tmp_path), tokenizer, asked, said.append, {})
     jax.tree.map(np.testing.assert_array_equal, taken, {"encoder": there["encoder"]})
-    assert any("the generator is newly" in line for line in said)
+    new = "generator" if first == "mlm" else "head for masked tokens"
+    assert any(f"the {new} is newly initialized" in line for line in said)
 
 
 def test_pretraining_keeps_how_vectors_of_sentences_are_made(tmp_path):

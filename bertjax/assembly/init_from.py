@@ -307,13 +307,14 @@ def take(
         say(f"init_from={path}: it has other labels, so the head is newly initialized")
     part = params_part(source)
     whole = source if isinstance(source, hf_read.Imported) else SavedParams(source)
-    if "generator" in params and not _has_generator(whole.describe()):
-        # The head for masked tokens is the generator's, which has another width.
-        say(
-            f"init_from={path}: it becomes the discriminator; the generator is newly "
-            "initialized"
-        )
-        fresh = ("mlm/",)
+    is_pair = _has_generator(whole.describe())
+    if is_pair != ("generator" in params) and "mlm" in params:
+        # A pair's head for masked tokens is the generator's, which has another width.
+        what = "it becomes the discriminator; the generator"
+        if is_pair:
+            what = "ELECTRA's discriminator is used; the head for masked tokens"
+        say(f"init_from={path}: {what} is newly initialized")
+        fresh = (*fresh, "mlm/")
     if layers:
         shapes = {name: leaf.shape for name, leaf in leaves_of(params).items()}
         source = ChosenLayers(whole, layers, shapes)
