@@ -5,6 +5,17 @@
 
 die() { echo "error: $*" >&2; exit 2; }
 
+# Refuse an argument that is no option, and say how the option is written.
+no_option() {
+  case $1 in
+    --config* | --workdir*) die "$1 goes to bertjax.train: it follows --" ;;
+    --*)  # grep reads all of it, so that sed's pipe does not break
+      ! sed '/^set /q' "$0" | grep -F -- " $1=" > /dev/null ||
+        die "$1 has no value: write $1=VALUE" ;;
+  esac
+  die "$1 is no option of $0 (--help lists them)"
+}
+
 # Explain status 134 (SIGABRT) if it is among the statuses of the hosts.
 explain() {
   [[ " $* " != *' 134 '* ]] ||

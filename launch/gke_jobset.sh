@@ -40,7 +40,7 @@ while (($#)); do
     --restarts=*) restarts=${1#*=} ;;
     -h | --help) sed -n '3,/^set /p' "$0" | sed '$d; s/^# \{0,1\}//'; exit 0 ;;
     --) shift; break ;;
-    -*) die "$1 is no option of $0 (--help lists them)" ;;
+    -*) no_option "$1" ;;
     *) [[ -z $command ]] || die "two commands: $command and $1"; command=$1 ;;
   esac
   shift

@@ -45,7 +45,7 @@ while (($#)); do
     --sbatch=*) more+=("${1#*=}") ;;
     -h | --help) sed -n '3,/^set /p' "$0" | sed '$d; s/^# \{0,1\}//'; exit 0 ;;
     --) shift; break ;;
-    *) die "$1 is no option of $0 (--help lists them; bertjax.train's follow --)" ;;
+    *) no_option "$1" ;;
   esac
   shift
 done

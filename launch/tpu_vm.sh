@@ -50,7 +50,7 @@ while (($#)); do
     --poll=*) poll=${1#*=} ;;
     -h | --help) sed -n '3,/^set /p' "$0" | sed '$d; s/^# \{0,1\}//'; exit 0 ;;
     --) shift; break ;;
-    -*) die "$1 is no option of $0 (--help lists them)" ;;
+    -*) no_option "$1" ;;
     *) [[ -z $command ]] || die "two commands: $command and $1"; command=$1 ;;
   esac
   shift
@@ -90,7 +90,8 @@ image() {
     v5p-*) echo v2-alpha-tpuv5 ;;
     v6e-*) echo v2-alpha-tpuv6e ;;
     v[234]-*) echo tpu-ubuntu2204-base ;;
-    *) die "--type=$type: which image? say --version (tpu7x: launch/gke_jobset.sh)" ;;
+    *) die "--type=$type: which image? Types with a known one are v4-N, v5litepod-N, \
+v5p-N and v6e-N; others need --version (tpu7x: launch/gke_jobset.sh)" ;;
   esac
 }
 

@@ -178,6 +178,18 @@ def made_up(config, needs=frozenset({"mlm", "nsp"})):
     return synthetic_data.synthetic_batch(config, objective, shape, 100)
 
 
+def test_a_vocabulary_without_text_is_counted(tmp_path):
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdef"]
+    (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n")
+    config = config_of(f"--config.data.vocab={tmp_path}/vocab.txt")
+    assert synthetic_data.expected_vocab_size(config) == len(pieces)
+    config.data.extra_ids = 3
+    assert synthetic_data.expected_vocab_size(config) == len(pieces) + 3
+    config.data.vocab = f"{tmp_path}/nosuch.txt"
+    with pytest.raises(UserError, match="data.vocab=.*nosuch"):
+        synthetic_data.expected_vocab_size(config)
+
+
 @pytest.mark.slow
 def test_made_up_vocabularies_have_the_size_that_a_run_would_have():
     size = "--config.model.hidden_size=64"

@@ -63,6 +63,23 @@ def test_help_and_mistakes(script):
 
 
 @pytest.mark.parametrize(
+    "script, wrong, said",
+    [
+        ("tpu_vm.sh", "--zone", "write --zone=VALUE"),
+        ("tpu_vm.sh", "--spot=1", "--spot=1 is no option"),
+        ("tpu_vm.sh", "--config=bert.py:base", "it follows --"),
+        ("gke_jobset.sh", "--topology", "write --topology=VALUE"),
+        ("slurm.sh", "--nodes", "write --nodes=VALUE"),
+        ("slurm.sh", "--workdir=x", "it follows --"),
+    ],
+)
+def test_how_an_option_is_written_is_said(script, wrong, said):
+    done = run(script, wrong, "us-west4-a")
+    assert done.returncode == 2 and said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
     "script, options",
     [
         ("tpu_vm.sh", [*VM, "run", "--"]),
@@ -113,7 +130,9 @@ def test_what_is_installed_has_to_be_said(command):
 )
 @pytest.mark.parametrize(
     "wrong",
-    ["--poll=abc", "--name=bert --zone=x", "--name=Bert", "--type=", "--type=tpu7x-8"],
+    "--poll=abc;--name=bert --zone=x;--name=Bert;--type=;--type=tpu7x-8;--type=v5e-8".split(
+        ";"
+    ),
 )
 def test_options_of_a_tpu_vm_are_looked_at_first(tmp_path, wrong, command):
     if "--type" in wrong and command[0] in ("install", "run"):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make up inputs for measurements: rows, a text, its tokenizer."""
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,9 @@ from bertjax.data.masking.vocab_tables import make_tables
 from bertjax.data.mixture import make_mixture
 from bertjax.data.phases import Wanted
 from bertjax.data.sequences.make_plan import limit_segments, make_plan
+from bertjax.data.tokenizers.extra_ids import add_extra_ids
+from bertjax.data.tokenizers.tokenizer import load_tokenizer
+from bertjax.storage.paths import expand
 from bertjax.tasks.task_type import find_task_type, with_options
 
 SEQUENCES = 4  # sequences per packed row, if it may have so many
@@ -83,8 +87,21 @@ def with_row_sizes(
 
 
 def expected_vocab_size(config: ConfigDict) -> int:
-    """Return the size of the vocabulary if no text tells it."""
-    return config.model.vocab_size or config.data.vocab_size + config.data.extra_ids
+    """Return the size of the vocabulary if there is no text: that of data.vocab, if given.
+
+    Raises UserError if data.vocab cannot be read.
+    """
+    data = config.data
+    if config.model.vocab_size or not data.vocab:
+        return config.model.vocab_size or data.vocab_size + data.extra_ids
+    path = str(expand(data.vocab, "data.vocab"))
+    return _count_pieces(path, data.lower_case, data.extra_ids)
+
+
+@functools.cache
+def _count_pieces(path: str, lower_case: bool | None, extra_ids: int) -> int:
+    """Count the pieces of a tokenizer and its sentinels; reading one takes a second."""
+    return add_extra_ids(load_tokenizer(path, lower_case), extra_ids).vocab_size
 
 
 def make_features(

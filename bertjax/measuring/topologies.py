@@ -28,6 +28,8 @@ ENVIRONMENT = {
     "TPU_MIN_LOG_LEVEL": "3",
     "TPU_STDERR_LOG_LEVEL": "3",
     "TF_CPP_MIN_LOG_LEVEL": "3",
+    # jax's own cache cannot return programs for devices that do not exist here.
+    "JAX_ENABLE_COMPILATION_CACHE": "false",
     # Without source lines, a program's text, which is the cache key, is what it does.
     "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0",
 }

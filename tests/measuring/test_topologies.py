@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import importlib.util
+import os
 import subprocess
 import sys
 
@@ -41,6 +42,14 @@ def test_the_compiler_may_be_absent(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install libtpu"):
         topologies.prepare()
+
+
+def test_jax_does_not_cache_what_it_cannot_load(monkeypatch):
+    """It warned of each entry that it found, and took no time less."""
+    monkeypatch.setattr(os, "environ", {"JAX_COMPILATION_CACHE_DIR": "/tmp/cache"})
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+    topologies.prepare()
+    assert os.environ["JAX_ENABLE_COMPILATION_CACHE"] == "false"
 
 
 @pytest.mark.slow  # starts the compiler
