@@ -9,7 +9,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Integral
+from numbers import Integral, Number
 from typing import Any, TypeVar
 
 import numpy as np
@@ -46,6 +46,11 @@ def check_arguments(method: F) -> F:
             whole = isinstance(value, Integral) and not isinstance(value, bool)
             if value is not None and not (whole and value >= least):
                 raise UserError(f"{name}={value!r} must be a whole number from {least}")
+        for name, kinds in ("dtype", str), ("normalize", bool | np.bool_):
+            value = given.get(name)
+            if value is not None and not isinstance(value, kinds):
+                kind = "a name" if kinds is str else "True or False"
+                raise UserError(f"{name}={value!r} must be {kind}")
         for name in given.keys() & {"path", "directory", "workdir"}:
             value = given[name]
             if not isinstance(value, str | os.PathLike) or not str(value).strip():
@@ -61,20 +66,33 @@ def check_arguments(method: F) -> F:
 
 def check_texts(texts: Any) -> list[str]:
     """Return texts as a list. Raises UserError for one string, and for non-strings."""
-    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
-        raise UserError(f"texts={texts!r:.60} must be a list of strings")
-    for text in (found := list(texts)):
+    for text in (found := check_list(texts, "texts", "strings")):
         if not isinstance(text, str):
             raise UserError(f"texts: {text!r:.60} must be a string")
         check_utf8(text)
     return found
 
 
+def check_list(values: Any, name: str, of: str) -> list[Any]:
+    """Return the values of an argument as a list.
+
+    Raises UserError for a single text or object, and for tables of pandas or polars:
+    iterating over these gives the names of their columns.
+    """
+    if hasattr(values, "columns"):
+        raise UserError(
+            f"{name} is a table: give a column of it, such as df['text'].tolist(), or "
+            "its rows as objects, df.to_dict('records')"
+        )
+    one = isinstance(values, str | bytes | Mapping) or getattr(values, "shape", 1) == ()
+    if one or not isinstance(values, Iterable):
+        raise UserError(f"{name}={values!r:.60} must be a list of {of}")
+    return list(values)
+
+
 def check_prompts(prompts: Any) -> list[Any]:
     """Return prompts (strings or objects of strings) as a list. Raises UserError."""
-    if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
-        raise UserError(f"texts={prompts!r:.60} must be a list of strings")
-    found = list(prompts)
+    found = check_list(prompts, "texts", "strings")
     for one in found:
         if not (isinstance(one, Mapping) and "turns" in one):
             check_texts(one.values() if isinstance(one, Mapping) else [one])
@@ -204,7 +222,9 @@ class Model(LoadedModel):
 
     def _once(self, make: Any, *args: Any) -> Any:
         # Cached results hold parameters on the device, so keep only one of each kind.
-        key = [arg for arg in args if isinstance(arg, (str, int, bool, type(None)))]
+        # Numbers may be numpy's, which are not ints.
+        simple = str, Number, np.bool_, type(None)
+        key = [arg for arg in args if isinstance(arg, simple)]
         if self._cached.get(make, (None,))[0] != key:
             self._cached[make] = key, make(*args)
         return self._cached[make][1]
@@ -340,9 +360,8 @@ class Model(LoadedModel):
         for rows without a needed column.
         """
         model = self._finetuned
-        several = isinstance(rows, Iterable) and not isinstance(rows, str | Mapping)
-        found = list(rows) if several else []
-        if not several or not all(isinstance(row, str | Mapping) for row in found):
+        found = check_list(rows, "rows", "objects by column, or texts")
+        if not all(isinstance(row, str | Mapping) for row in found):
             raise UserError("rows must be a list: an object by column, or a text, each")
         if not found:
             return []

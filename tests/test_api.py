@@ -157,7 +157,7 @@ def test_answers_are_those_of_the_command(finetuned, tmp_path, capsys):
     assert model.predict(lines) == said
     assert model.predict(line for line in lines) == said
     assert model.predict(np.array(lines)) == said
-    with pytest.raises(UserError, match="rows must be a list"):
+    with pytest.raises(UserError, match="rows=None must be a list of objects"):
         model.predict(None)
     with pytest.raises(UserError, match=r"^rows: .*int64 is not JSON"):
         model.predict([{**rows[0], "more": np.int64(3)}])
@@ -166,6 +166,30 @@ def test_answers_are_those_of_the_command(finetuned, tmp_path, capsys):
         model.predict([{"text": "no such column"}])
     with pytest.raises(UserError, match="no masked-LM head"):
         model.fill_mask(BLANK)
+
+
+def test_numbers_of_numpy_are_numbers(trained):
+    """What was made for one was taken for the next."""
+    model = bertjax.load(trained)
+    for n in (2, 4):
+        assert len(model.fill_mask(BLANK, top_k=np.int64(n))[0]) == n
+    short, long = (model.embed(TEXTS[1:], max_length=np.int64(n)) for n in (4, 9))
+    assert np.abs(short - long).max() > 1e-3
+    assert np.array_equal(long, model.embed(TEXTS[1:], max_length=9))
+
+
+def test_tables_are_not_taken_for_the_names_of_their_columns(trained, finetuned):
+    class Table(list):
+        columns = ("text", "label")
+
+    texts, model = Table(["text", "label"]), bertjax.load(trained)
+    for method in (model.embed, model.score, model.generate):
+        with pytest.raises(UserError, match=r"texts is a table: .*to_dict"):
+            method(texts)
+        with pytest.raises(UserError, match="must be a list of strings"):
+            method({"text": "a text"})
+    with pytest.raises(UserError, match=r"rows is a table: .*to_dict"):
+        bertjax.load(finetuned).predict(texts)
 
 
 def test_what_is_refused(trained, tmp_path):
@@ -196,6 +220,12 @@ def test_what_is_refused(trained, tmp_path):
         bertjax.load("no/such")
     with pytest.raises(UserError, match=f"model={trained}.* was not finetuned"):
         model.predict(["a row"])
+    with pytest.raises(UserError, match=r"^dtype=<class .*> must be a name"):
+        bertjax.load(trained, dtype=np.float32)
+    with pytest.raises(UserError, match=r"^normalize='no' must be True or False"):
+        model.embed(TEXTS, normalize="no")
+    with pytest.raises(UserError, match="must be a list of strings"):
+        model.embed(np.array("one text"))
     with pytest.raises(UserError, match="config is a dict"):
         bertjax.fit({}, str(tmp_path))
     made = config.load_config("bert.py:smoke")

@@ -186,7 +186,7 @@ def test_a_vocabulary_without_text_is_counted(tmp_path):
     config.data.extra_ids = 3
     assert synthetic_data.expected_vocab_size(config) == len(pieces) + 3
     config.data.vocab = f"{tmp_path}/nosuch.txt"
-    with pytest.raises(UserError, match="data.vocab=.*nosuch"):
+    with pytest.raises(UserError, match="no such file"):
         synthetic_data.expected_vocab_size(config)
 
 

@@ -130,9 +130,14 @@ def test_what_is_installed_has_to_be_said(command):
 )
 @pytest.mark.parametrize(
     "wrong",
-    "--poll=abc;--name=bert --zone=x;--name=Bert;--type=;--type=tpu7x-8;--type=v5e-8".split(
-        ";"
-    ),
+    [
+        "--poll=abc",
+        "--name=bert --zone=x",
+        "--name=Bert",
+        "--type=",
+        "--type=tpu7x-8",
+        "--type=v5e-8",
+    ],
 )
 def test_options_of_a_tpu_vm_are_looked_at_first(tmp_path, wrong, command):
     if "--type" in wrong and command[0] in ("install", "run"):

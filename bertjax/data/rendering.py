@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Format rows for people: for a terminal, for a file, as a web page."""
 
+import contextlib
 import html
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -104,9 +105,7 @@ def surface(tokenizer: Any, token: int) -> tuple[str, bool]:
         return piece.removeprefix("##"), piece.startswith("##")
     if tokenizer.kind == "byte_bpe":
         try:
-            text = byte_text(piece)
-        except UnicodeDecodeError as part:  # part of a character
-            text = part.object.decode("utf-8", "backslashreplace")
+            text = _readable(piece)
         except KeyError:
             text = piece
         return text.strip(" ") or text, not text.startswith(" ")
@@ -115,12 +114,31 @@ def surface(tokenizer: Any, token: int) -> tuple[str, bool]:
     return piece, False
 
 
+def _readable(piece: str) -> str:
+    """Return the text of a byte-level piece; bytes of incomplete characters as escapes.
+
+    Raises KeyError like `byte_text`.
+    """
+    try:
+        return byte_text(piece)
+    except UnicodeDecodeError as part:
+        return part.object.decode("utf-8", "backslashreplace")
+
+
 def decode(tokenizer: Any, ids: np.ndarray) -> str:
     """Format ids [n] as one line of text, special tokens included."""
-    out = []
-    for token in ids.tolist():
-        text, joined = surface(tokenizer, token)
-        out.append(("" if joined or not out else " ") + text)
+    special = set(tokenizer.special_ids.tolist())
+    out: list[str] = []
+    for is_special, run in groupby(ids.tolist(), special.__contains__):
+        tokens = [*run]
+        found = [surface(tokenizer, token) for token in tokens]
+        if tokenizer.kind == "byte_bpe" and not is_special:
+            # Decode the run as a whole: a character may take several pieces.
+            with contextlib.suppress(KeyError):
+                text = _readable("".join(tokenizer.pieces[t] for t in tokens))
+                found = [(text.strip(" "), not text.startswith(" "))]
+        for text, joined in found:
+            out.append(("" if joined or not out else " ") + text)
     return visible("".join(out))
 
 

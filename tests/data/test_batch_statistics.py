@@ -12,6 +12,7 @@ from bertjax.data.batch_statistics import Statistics
 from bertjax.data.batches import Inspected
 from bertjax.data.mixture import Located
 from bertjax.data.rendering import (
+    decode,
     row_stages,
     show_row,
     stage_html,
@@ -19,6 +20,7 @@ from bertjax.data.rendering import (
     to_html,
     to_text,
 )
+from bertjax.data.tokenizers.tokenizer import train_tokenizer
 
 PIECES = "[PAD] [UNK] [CLS] [SEP] [MASK] the cat ##ch <b> sat".split()  # noqa: SIM905
 TOKENIZER = fake_tokenizer(
@@ -198,3 +200,14 @@ def test_surfaces(kind, piece, known):
     tokenizer = SimpleNamespace(kind=kind, pieces=["[MASK]", piece], special_ids=[0])
     assert surface(tokenizer, 1) == known
     assert surface(tokenizer, 0) == ("[MASK]", False)
+
+
+def test_characters_in_several_pieces_are_written_whole():
+    """Of scripts beside Latin, which byte BPE takes apart."""
+    tokenizer = train_tokenizer(["in rome"], "byte_bpe", 261)
+    text = "कल in 京😀"
+    ids = tokenizer.encode(text)
+    assert len(ids) > len(text)
+    whole = [tokenizer.cls_id, *ids, tokenizer.sep_id]
+    assert decode(tokenizer, np.array(whole)) == f"<s>{text} </s>"
+    assert decode(tokenizer, np.array(ids[:1])) == r"\xe0"

@@ -279,7 +279,8 @@ class Tokenizer:
         """Return readable text; special tokens are written as they are.
 
         WordPiece separates Chinese characters, and the libraries decode spaces between
-        them; these are removed, because people write none: 巴黎2024年。
+        them; these are removed, because people write none: 巴黎2024年. If it strips
+        accents, it also splits Korean syllables; these are composed again.
         """
         special = set(self.special_ids.tolist())
         texts: list[str] = []
@@ -291,6 +292,8 @@ class Tokenizer:
         text = " ".join(t.strip() for t in texts)
         if _BESIDE_HAN.search(text) and self._parts_han:
             text = _BESIDE_HAN.sub("", text)
+        if self.kind == "wordpiece" and self.lower_case:
+            text = unicodedata.normalize("NFC", text)
         return text
 
     def save(self, directory: str | os.PathLike[str]) -> None:

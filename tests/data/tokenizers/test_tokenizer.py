@@ -115,6 +115,14 @@ def test_spaces_beside_chinese_characters_stay_where_ids_have_them(tmp_path):
     assert spaced.decode(spaced.encode("巴黎 在 巴黎")) == "巴黎 在 巴黎"
 
 
+def test_korean_syllables_are_written_whole():
+    """Where accents are stripped WordPiece takes them apart, three letters each."""
+    texts = ["서울은 한국의 수도이다"]
+    korean = train_tokenizer(texts, "wordpiece", 200)
+    assert korean.lower_case
+    assert korean.decode(korean.encode(texts[0])) == texts[0]
+
+
 def test_lower_case_is_taken_from_files_then_from_the_pieces(tmp_path):
     path = write_vocab(tmp_path, WORDS)
     assert load_tokenizer(path).lower_case  # ß has no other lower case
