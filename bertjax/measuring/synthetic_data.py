@@ -87,7 +87,7 @@ def with_row_sizes(
 
 
 def expected_vocab_size(config: ConfigDict) -> int:
-    """Return the size of the vocabulary if there is no text: that of data.vocab, if given.
+    """Return the vocabulary size without a text: that of data.vocab, if given.
 
     Raises UserError if data.vocab cannot be read.
     """

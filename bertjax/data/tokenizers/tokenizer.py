@@ -278,9 +278,8 @@ class Tokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """Return readable text; special tokens are written as they are.
 
-        WordPiece separates Chinese characters, and the libraries decode spaces between
-        them; these are removed, because people write none: 巴黎2024年. If it strips
-        accents, it also splits Korean syllables; these are composed again.
+        WordPiece separates Chinese characters, and with accents stripped splits Korean
+        syllables; both are joined again, as people write: 巴黎2024年.
         """
         special = set(self.special_ids.tolist())
         texts: list[str] = []
