@@ -68,7 +68,7 @@ def test_a_head_is_taken_with_its_labels(first, labels, kept):
     assert ("classify" in taken) == kept
     others = "it has other labels, so the head is newly initialized"
     assert any(others in line for line in said) != kept
-    assert any("initialised: classify/" in line for line in said) != kept
+    assert any("initialized: classify/" in line for line in said) != kept
     if kept:
         jax.tree.map(np.testing.assert_array_equal, taken, there)
 
