@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGKILL at any moment, the same command again: the same parameters, each row once."""
+"""A run killed by SIGKILL at any moment resumes to the same parameters and rows."""
 
 import contextlib
 import random
@@ -18,8 +18,8 @@ from bertjax.checkpoints import manifest
 def kill_at(moment, arguments, environment, workdir):
     """Start a run and kill it at a moment; True if it was still running.
 
-    moment: ("row", n) when n train rows are there, ("saving", n) when a checkpoint
-    after step n is being written, ("time", s) s seconds after the start.
+    moment: ("row", n) once n rows of training are written, ("saving", n) while a
+    checkpoint after step n is written, ("time", s) s seconds after the start.
     """
     kind, value = moment
     rows, folder = workdir / "metrics.jsonl", workdir / "checkpoints"
@@ -42,7 +42,7 @@ def kill_at(moment, arguments, environment, workdir):
 
     while process.poll() is None and not reached():
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0.002)  # the other core is another test's
+            process.wait(0.002)  # leave the cores to others
     process.send_signal(signal.SIGKILL)
     code = process.wait()
     assert code in (0, -signal.SIGKILL)

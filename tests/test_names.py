@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shape of the code: names that say something, short functions, no circles."""
+"""The shape of the code: meaningful names, short functions, no circular imports."""
 
 import ast
 import functools
@@ -15,10 +15,10 @@ PACKAGE = ROOT / "bertjax"
 FILES = sorted(PACKAGE.rglob("*.py"))
 LONGEST = 80  # lines of a function, its docstring included
 
-# Words that do not say what a value is; a plain noun does.
+# Words that do not say what a value is; use a plain noun instead.
 VAGUE = {"told", "said", "lived", "held", "made", "there"}
 
-# File stems that occur more than once -> the files, relative to bertjax/, and why.
+# File stems that occur more than once -> (files relative to bertjax/, the reason).
 A_TYPE_HAS_AN_OBJECTIVE = "a task type and the objective that it trains, one name"
 HALVES = "the host half and the device half of an objective"
 SHARED_STEMS = {
@@ -86,7 +86,7 @@ def parse(path: Path) -> ast.Module:
 
 
 def defined_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Yield (name, line) of each value that code binds: variables to attributes."""
+    """Yield (name, line) of everything that code binds: variables, attributes, ..."""
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
@@ -117,10 +117,10 @@ def module_name(path: Path) -> str:
 
 
 def imported_files(path: Path, modules: set[str]) -> set[str]:
-    """List the modules of ours that a file imports, also where functions do.
+    """Return the modules of bertjax that a file imports, also inside functions.
 
-    The package's own functions (`bertjax.load`) open the rooms, which all import its
-    errors: of that file only the imports that run with it count.
+    In bertjax/__init__.py only the top-level imports count: its functions
+    (`bertjax.load`) import the rooms, which all import its errors.
     """
     tree = parse(path)
     nodes = tree.body if path == PACKAGE / "__init__.py" else ast.walk(tree)
@@ -197,7 +197,7 @@ def test_files_do_not_import_each_other_in_a_circle():
 
 
 def test_a_test_file_has_a_name_of_its_own():
-    """pytest collects one of two files of one name, wherever they lie."""
+    """pytest collects only one of two test files of the same name in any folders."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert not [name for name, count in names.items() if count > 1]
 

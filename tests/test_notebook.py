@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""launch/colab.ipynb: its cells run in order, as a notebook runs them."""
+"""The cells of launch/colab.ipynb run in order, as in a notebook."""
 
 import ast
 import importlib.util
@@ -47,10 +47,8 @@ def test_where_it_installs_from(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_it_runs(arguments, environment, tmp_path):
-    """On the CPU, with the tests' text: train, evaluate, ask, resume, export.
-
-    Then those that write run again, in the directories of the first time.
-    """
+    """It trains, evaluates, fills blanks, resumes and exports on a CPU, with the tests'
+    text. Then the cells that write files run again in the same directories."""
     given = [a for a in arguments if a.startswith("--config.data.")]
     given += ["--config.model.hidden_size=32", "--config.eval.every.steps=20"]
     cells = code_cells()

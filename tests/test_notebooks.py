@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/notebooks: their form, and that their cells run in order."""
+"""docs/notebooks: the form of the notebooks, and that their cells run in order."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from conftest import ROOT, succeeded
 
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
 IDS = [path.stem for path in NOTEBOOKS]
-# What each says in the end, if its model has learnt what it is to learn.
+# Words that each prints if its model has learned its task.
 SAID = {
     "1_pretrain_and_fill_blanks": r"camel lives in the \[MASK\] \. \[\('desert'",
     "2_finetune_and_compare_seeds": r"good 0\.\d+ the food was lovely",
@@ -32,7 +32,8 @@ def test_each_has_a_test():
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=IDS)
 def test_its_form(path):
-    """nbformat 4.5's keys, ids that differ, no outputs; the first cell installs."""
+    """A notebook has the keys of nbformat 4.5, different ids, no outputs, and a first
+    cell that installs bertjax."""
     found = json.loads(path.read_text(encoding="utf-8"))
     assert found.keys() == {"cells", "metadata", "nbformat", "nbformat_minor"}
     assert (found["nbformat"], found["nbformat_minor"]) == (4, 5)
@@ -70,7 +71,7 @@ def test_it_runs(path, environment, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", "\n\n".join(code_cells(path))],
         cwd=tmp_path,
-        # Thousands of steps: programs that are fast are worth compiling.
+        # They run thousands of steps, so optimizing the programs pays off.
         env={**environment, "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""},
         capture_output=True,
         text=True,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a GPU computes is what a CPU does. Skipped unless BERTJAX_TESTS_ON_GPU is set:
+"""A GPU computes what a CPU does. Skipped unless BERTJAX_TESTS_ON_GPU is set:
 
 BERTJAX_TESTS_ON_GPU=1 python -m pytest tests/test_on_gpu.py
 """
@@ -61,7 +61,7 @@ MASKS = {
 @pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("kind", MASKS)
 def test_cudnn_attends_as_the_compiler_does(kind, width):
-    """Values and gradients in bfloat16 are as near those in f32 as XLA's own."""
+    """cuDNN's values and gradients in bfloat16 are as near to f32 as XLA's."""
     how = {n: jnp.asarray(x, jnp.int32) if n in ("keys", "steps") else x
            for n, x in MASKS[kind].items()}  # fmt: skip
     shape = (2, LENGTH, 4, width)
@@ -111,9 +111,9 @@ STILL = [
 
 
 def gradient(platform: str, argv: Sequence[str], dtype: str) -> np.ndarray:
-    """Return loss and gradient of a recipe, flat, made on a platform.
+    """Return losses and gradient of a recipe, flattened, computed on a platform.
 
-    Parameters and batch are the same whatever platform and dtype.
+    Parameters and batch do not depend on the platform or dtype.
     """
     config = command_line.parse([*argv, *STILL, f"--config.dtype={dtype}"]).config
     config = with_row_sizes(one_phase(config))
@@ -149,8 +149,7 @@ def test_losses_and_gradients_are_those_of_a_cpu(recipe):
 
 # ---------------------------------------------------------------- a run
 def train(workdir: Path, corpus: Path, vocabulary: Path) -> dict[int, float]:
-    """Run 30 steps, or what is left of them, and return the loss of each that is
-    logged."""
+    """Train up to step 30, resuming if possible; return {step: loss}."""
     argv = [
         "--config=bert.py:smoke",
         f"--config.data.train={corpus / 'train.txt'}",
@@ -170,7 +169,7 @@ def train(workdir: Path, corpus: Path, vocabulary: Path) -> dict[int, float]:
 
 
 def test_a_resumed_run_equals_one_without_a_break(corpus, vocabulary, tmp_path):
-    """As if it had been killed after step 10: later checkpoints are gone."""
+    """A run resumed after step 10 has the losses of an uninterrupted one."""
     whole = train(tmp_path / "run", corpus, vocabulary)
     for folder in (tmp_path / "run/checkpoints").iterdir():
         if folder.name in ("20", "30"):

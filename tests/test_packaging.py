@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the package declares and what a wheel of it holds."""
+"""The package's declarations, and the contents of a wheel."""
 
 import ast
 import fnmatch
@@ -31,7 +31,7 @@ NAMESPACES = {"google.protobuf": "protobuf", "orbax.checkpoint": "orbax-checkpoi
 
 
 def normalize(name: str) -> str:
-    """Return a distribution's name as PyPI compares it (PEP 503)."""
+    """Return a distribution's name in the form that PyPI compares (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -40,7 +40,7 @@ def distributions(requirements: list[str]) -> set[str]:
 
 
 def package_files() -> Iterator[str]:
-    """Yield the files that a wheel should have, as it has them: bertjax/..."""
+    """Yield the paths of the files that a wheel should have: bertjax/..."""
     for folder, package in (("bertjax", "bertjax"), ("configs", "bertjax/configs")):
         for path in (ROOT / folder).rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
@@ -66,7 +66,7 @@ def test_files_that_are_no_code_are_package_data():
 
 
 def third_party_imports(path: Path) -> Iterator[tuple[str, bool]]:
-    """Yield (module, whether it is imported with the file) of other projects'."""
+    """Yield (third-party module, whether the file imports it at the top)."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     lazy = {
         id(node)
@@ -92,7 +92,7 @@ def distributions_by_package() -> dict[str, set[str]]:
 
 
 def providers(module: str) -> set[str]:
-    """Return the distributions that a module is of; one not installed has its name."""
+    """Return the distributions that have a module; its own name if not installed."""
     for namespace, distribution in NAMESPACES.items():
         if f"{module}.".startswith(f"{namespace}."):
             return {distribution}
@@ -101,7 +101,8 @@ def providers(module: str) -> set[str]:
 
 
 def test_what_is_imported_is_declared():
-    """With a file: by the dependencies; in a function also by an extra, but test."""
+    """Top-level imports are declared in dependencies; imports in functions may also be
+    in an extra other than test."""
     base = distributions(PROJECT["dependencies"])
     any_extra = set(base)
     for extra, requirements in PROJECT["optional-dependencies"].items():
@@ -129,7 +130,7 @@ def checked_modules() -> list[str]:
         path = ROOT / name
         files += sorted(path.glob("*.py")) if path.is_dir() else [path]
     modules = [".".join(f.relative_to(ROOT).with_suffix("").parts) for f in files]
-    rooms = {"bertjax.inference.__init__"}  # their files are imported, not they
+    rooms = {"bertjax.inference.__init__"}  # users import its modules
     return [m.removesuffix(".__init__") for m in modules if m not in rooms]
 
 
@@ -143,7 +144,7 @@ def test_public_modules_list_names_that_they_have(name):
 # ---------------------------------------------------------------- a wheel
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """A wheel, built without a network from a copy: building writes into the source."""
+    """A wheel, built offline from a copy, as building writes into the source."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     for name in ("bertjax", "configs", "tests"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs whose length, batch size and mask rate change, planned or in mid-run."""
+"""Runs whose length, batch size and mask rate change, as planned or in mid-run."""
 
 import json
 
@@ -19,13 +19,13 @@ def facts(workdir):
 
 @pytest.mark.slow
 def test_a_run_with_phases_resumes_exactly(command, arguments, tmp_path):
-    """Stopped in the second phase and gone on with: the same rows as in one go."""
+    """A run resumed in its second phase has the rows of an uninterrupted one."""
     planned = [*arguments, f"--config.phases={PHASES}"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     begun = succeeded(command("train", *planned, f"--workdir={whole}"))
     assert begun.stderr.count("rows change from") == 2
     said = check_resuming(command, planned, whole, parts)
-    assert "rows change from" not in said  # said when the run began
+    assert "rows change from" not in said  # reported at the start of a run
     assert facts(parts)["phases"] == facts(whole)["phases"]
     assert [p["start"] for p in facts(whole)["phases"]] == [0, 5, 9]
     (rows,) = (r for r in read_rows(whole) if r["step"] == 12 and "train/loss" in r)
@@ -33,14 +33,14 @@ def test_a_run_with_phases_resumes_exactly(command, arguments, tmp_path):
 
 
 def test_a_run_whose_objective_changes_resumes_exactly(command, arguments, tmp_path):
-    """Causal first, then masked: gone on with within the second phase."""
+    """The first phase is causal, the second masked; the run resumes in the second."""
     planned = [*arguments, "--config.data.plan=full_sentences"]
     planned += ["--config.objective=mlm", "--config.phases=steps=6 objective=clm;"]
     planned += [*NO_DROPOUT, "--config.model.num_hidden_layers=1"]  # compiles faster
     whole = tmp_path / "whole"
     succeeded(command("train", *planned, f"--workdir={whole}"))
     check_resuming(command, planned, whole, tmp_path / "parts")
-    falling = {"clm_loss": False, "mlm_loss": False}  # of the phase that is over, too
+    falling = {"clm_loss": False, "mlm_loss": False}  # also of the first phase
     assert facts(tmp_path / "parts")["greater_is_better"] == falling
     trained = {r["step"]: r.keys() for r in read_rows(whole) if "train/loss" in r}
     for step, keys in trained.items():
@@ -54,7 +54,7 @@ def test_a_run_whose_objective_changes_resumes_exactly(command, arguments, tmp_p
 def test_another_batch_size_in_mid_run_appends_a_phase(
     command, arguments, trained, tmp_path
 ):
-    """The cursor goes on in examples: no row is skipped, none comes twice."""
+    """The new phase starts at the next example: no row is skipped or repeated."""
     workdir = without_last(trained, tmp_path / "run")
     bigger = [*arguments, "--config.batch_size=16", f"--workdir={workdir}"]
     refused(command("train", *bigger), "batch_size: 8 -> 16", "--allow_config_change")
@@ -64,7 +64,7 @@ def test_another_batch_size_in_mid_run_appends_a_phase(
     assert second["batch_size"] == 16
     newest = workdir / "checkpoints" / str(manifest.steps(workdir)[-1])
     assert manifest.read_meta(newest)["phases"] == [first, second]
-    # Its recorded phases are its config's from now on: nothing to change any more.
+    # The recorded phases now agree with the config, so nothing changes any more.
     said = succeeded(command("train", *bigger))
     assert "is done: step 12" in said.stderr
     before = [r for r in read_rows(trained) if r["step"] <= 8]
@@ -96,7 +96,7 @@ def test_bad_phases(command, arguments, phases, words):
 
 @pytest.mark.slow
 def test_the_evaluation_keeps_its_rate(command, arguments, tmp_path):
-    """Whatever the phases do, masks and scores of the same parameters are the same."""
+    """With any phases, equal parameters have the same evaluation masks and scores."""
     scores = []
     for number, phases in enumerate(("", "steps=1 mask_rate=0.4; mask_rate=0.05")):
         workdir = tmp_path / str(number)

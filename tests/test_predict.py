@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers from Python and by the command: nothing is compiled twice, bare lines."""
+"""Answers from Python and by the command: one compilation, lines without columns."""
 
 import json
 
@@ -23,7 +23,7 @@ BAD = "The result is wrong"
 
 @pytest.fixture(scope="module")
 def finetuned(vocabulary, tmp_path_factory):
-    """Runs of two steps: {objective: workdir} of classes and of tags."""
+    """{objective: workdir} of two runs of two steps, on classes and on tags."""
     folder = tmp_path_factory.mktemp("predicting")
     rows = [f"{GOOD} {i}\tgood\n{BAD} {i}\tbad\n" for i in range(8)]
     (folder / "rows.tsv").write_text("text\tlabel\n" + "".join(rows))
@@ -58,7 +58,7 @@ def finetuned(vocabulary, tmp_path_factory):
 # ---------------------------------------------------------------- from Python
 @pytest.fixture
 def traces(monkeypatch):
-    """A list that grows each time that a program with an encoder is traced."""
+    """A list that grows each time a program with an encoder is traced."""
     seen, apply = [], encoder.apply
 
     def counted(*given, **named):
@@ -75,7 +75,8 @@ def answer(model, *texts):
 
 
 def test_a_second_call_compiles_nothing(finetuned, traces):
-    """Not for one text after another, a few texts, nor the model opened again."""
+    """One program serves texts one by one, one serves a few at a time, also when the
+    model is opened again."""
     path = str(finetuned["classify"])
     model = predict_rows.open_finetuned(path)
     turned = "The result is useful and clear"
@@ -154,7 +155,7 @@ def said(capsys, model, *arguments):
 
 
 def test_bare_lines(finetuned, tmp_path, pipe, capsys):
-    """A text a line, of .txt or where --format=text says so; an empty one is a text."""
+    """.txt files and --format=text have one text per line; an empty line is a text."""
     model, other = finetuned["classify"], tmp_path / "lines.dat"
     lines = tmp_path / "lines.txt"
     table = tmp_path / "table.tsv"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""preflight with the real TPU compiler (skipped where libtpu is absent) and without."""
+"""preflight with the real TPU compiler (skipped if libtpu is absent) and without."""
 
 import contextlib
 import importlib.util
@@ -35,7 +35,7 @@ CONTRACT = {
     "collectives",
     "largest_batch_per_device",
 }
-# As small as it gets: what takes time is the number of operations, not their size.
+# As few operations as possible: their number determines the time, not their size.
 SMALL = [
     "--config=bert.py:tiny",
     "--config.objective=mlm",
@@ -47,7 +47,7 @@ SMALL = [
 
 @pytest.fixture
 def run(command, tmp_path_factory):
-    """Run preflight; what was compiled is kept for the session."""
+    """Run preflight with a cache of compiled programs for the session."""
     cache = tmp_path_factory.getbasetemp() / "tpu_programs"
 
     def go(*arguments, env=None, fresh=False):
@@ -59,7 +59,7 @@ def run(command, tmp_path_factory):
 
 
 def read(result):
-    """Return the one JSON object on stdout."""
+    """Return the only JSON object on stdout."""
     assert "Traceback" not in result.stderr, result.stderr[-4000:]
     (line,) = result.stdout.splitlines()
     return json.loads(line)
@@ -74,7 +74,7 @@ def test_refusals_in_one_line(run):
 
 
 def test_absent_compiler_in_one_line(run, tmp_path):
-    # A module of this name that cannot be found shadows the installed one.
+    # sitecustomize makes the installed libtpu impossible to find.
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.util as u\n"
         "f = u.find_spec\n"
@@ -123,12 +123,12 @@ def test_a_small_config_fits(run):
     assert found["eval_fits"] and found["eval_hbm_gib"] < found["hbm_gib"]
     parts = sum(found["hbm_parts_gib"].values())
     assert parts == pytest.approx(found["hbm_gib"], rel=0.02)
-    # Parameters are gathered in bf16 and gradients summed in bf16 or f32, once a step;
-    # those of the word table twice, where it is looked up and where it is compared.
+    # Once per step, parameters are gathered in bf16 and gradients summed in bf16 or
+    # f32; the gradients of the word table twice, for the input and for the logits.
     whole = 8 * found["hbm_parts_gib"]["parameters"] * 2**30
     moved = sum(kind["bytes"] for kind in found["collectives"].values())
     assert (0.5 + 0.5) * whole < moved < (0.5 + 2) * whole
-    # Without --json the same, for people, out of the cache.
+    # Without --json it prints the same as text, from the cache.
     said = run(*SMALL, "--topology=v5e:2x4", "--config.batch_size=64")
     assert said.stdout.splitlines()[-1].startswith("fits: 64 rows of 128 tokens")
     assert "ESTIMATED" in said.stdout and "data.train is empty" in said.stdout
@@ -137,8 +137,8 @@ def test_a_small_config_fits(run):
 @needs_libtpu
 @pytest.mark.slow  # four compilations that end early, about 40 seconds
 def test_memory_alone_is_quick(run):
-    """Beside the whole compilation: as much memory, but for the program's own."""
-    # Of a batch that no other test compiles: what is known is looked up.
+    """--quick finds the same memory as a whole compilation, without the program's."""
+    # No other test compiles this batch size, so nothing comes from the cache.
     arguments = [*SMALL, "--topology=v5e:2x4", "--json", "--config.batch_size=128"]
     quick = read(run(*arguments, "--quick"))
     assert quick["fits"] and quick["estimated_step_ms"] is None
@@ -153,7 +153,7 @@ def test_memory_alone_is_quick(run):
 @pytest.mark.slow  # half a minute each
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_signal_ends_it_and_its_compilation(number, environment, tmp_path):
-    """One line without the compiler's stack; nothing is left to run or on the disk."""
+    """It prints one line without the compiler's stack and leaves no process or file."""
     given = [*SMALL, "--topology=v5e:2x4", f"--config.data.cache={tmp_path / 'kept'}"]
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -166,10 +166,10 @@ def test_a_signal_ends_it_and_its_compilation(number, environment, tmp_path):
         start_new_session=True,
     )
     until = time.monotonic() + 120
-    while not list(scratch.glob("tmp*/*")):  # the compiler has begun to write
+    while not list(scratch.glob("tmp*/*")):  # until the compiler writes
         assert process.poll() is None and time.monotonic() < until
         time.sleep(0.1)
-    if number == signal.SIGINT:  # as a terminal does
+    if number == signal.SIGINT:  # a terminal signals the group
         os.killpg(process.pid, number)
     else:
         process.send_signal(number)
@@ -183,7 +183,7 @@ def test_a_signal_ends_it_and_its_compilation(number, environment, tmp_path):
 
 
 def in_session(number):
-    """List the processes of a session."""
+    """Return the processes of a session."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(ProcessLookupError):
@@ -194,7 +194,8 @@ def in_session(number):
 @needs_libtpu
 @pytest.mark.slow  # a compilation that ends early
 def test_fsdp_sends_parameters_in_halves_and_gradients_whole(estimate):
-    """Gathered in bf16, layers forward and again backward; gradients summed in f32."""
+    """Parameters are gathered in bf16, those of layers forward and again backward;
+    gradients are summed in f32."""
     width, layers = 512, 2
     flags = [*SMALL, "--config.mesh.data=1", "--config.mesh.fsdp=4"]
     flags += ["--config.batch_size=32", f"--config.model.hidden_size={width}"]
@@ -204,12 +205,12 @@ def test_fsdp_sends_parameters_in_halves_and_gradients_whole(estimate):
     sent = {kind: n["bytes"] for kind, n in found["collectives"].items()}
     kinds = {"all-gather", "reduce-scatter", "all-reduce", "all-to-all"}
     assert sent.keys() == kinds
-    number = found["hbm_parts_gib"]["parameters"] * 2**30  # a quarter of them in f32
+    number = found["hbm_parts_gib"]["parameters"] * 2**30  # bytes of a quarter, in f32
     gathered = 2 * (number + 12 * width**2 * layers)
     assert sent["all-gather"] == pytest.approx(gathered, rel=0.03)
     assert sent["reduce-scatter"] == pytest.approx(4 * number, rel=0.04)
-    # Norms' gradients, and the embeddings of 8 rows a device there and back, in halves
-    # and whole.
+    # The norms' gradients are all-reduced. The embeddings of 8 rows per device go out
+    # in bf16 and back in f32.
     assert sent["all-reduce"] < 0.01 * number
     assert sent["all-to-all"] == pytest.approx(8 * 128 * width * (2 + 4), rel=0.05)
 
@@ -228,10 +229,10 @@ def test_a_batch_that_does_not_fit(run):
 @needs_libtpu
 @pytest.mark.slow  # three compilations of a minute each
 def test_a_step_takes_time_and_memory_by_its_rows(run):
-    """Step time is a straight line in the rows, R^2 >= 0.99 by the estimate.
+    """Estimated step time and memory are linear in the rows: R^2 >= 0.99.
 
-    Of a base model: what a tiny one keeps lies in vector memory as long as there is
-    room, so that its line has a bend.
+    This needs a base model. A tiny model's activations stay in vector memory as long as
+    they fit, so its line has a bend.
     """
     import numpy as np
 
@@ -250,7 +251,7 @@ def test_a_step_takes_time_and_memory_by_its_rows(run):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", estimates_table.FITS)
 def test_every_shipped_config_fits_somewhere(name, command):
-    """What was compiled before is looked up in the user's own cache."""
+    """Programs that were compiled before come from the user's own cache."""
     config = estimates_table.shipped(name)
     arguments = [
         f"--config={name}",
@@ -283,7 +284,7 @@ print(json.dumps(estimate_config(config, topology, say, quick=True, search=False
 
 @pytest.fixture
 def estimate(environment, tmp_path_factory):
-    """Estimate the memory of a config: dict."""
+    """Return a function that estimates the memory of a config, as a dict."""
     cache = tmp_path_factory.getbasetemp() / "tpu_programs"
 
     def go(topology, *flags):
@@ -301,7 +302,7 @@ def estimate(environment, tmp_path_factory):
 
 
 @needs_libtpu
-@pytest.mark.slow  # two compilations that end early, as each of the next
+@pytest.mark.slow  # two compilations that end early, as in the tests below
 def test_two_slices(estimate):
     found = estimate("2xv5e:2x4", *SMALL, "--config.batch_size=64")
     assert found["fits"] and found["devices"] == 16 and found["hosts"] == 4
@@ -319,7 +320,7 @@ def test_two_slices(estimate):
     ],
 )  # fmt: skip
 def test_long_rows_fit_eight_small_chips(estimate, flags):
-    """bert-large, 32 rows of 512 a chip; ModernBERT, a row of 8,192."""
+    """bert-large fits with 32 rows of 512 per chip, ModernBERT with one of 8,192."""
     name, *rest = flags
     given = [f"--config={name}", *(f"--config.{flag}" for flag in rest)]
     assert estimate("v5e:2x4", *given)["fits"]
@@ -328,10 +329,8 @@ def test_long_rows_fit_eight_small_chips(estimate, flags):
 @needs_libtpu
 @pytest.mark.slow
 def test_a_step_needs_little_beside_its_state(estimate):
-    """BERT-base, 32 rows of 128 a chip: at most 0.6 of transformers' Flax model's.
-
-    That takes 1.96 GiB of temporaries (docs/benchmarks.md).
-    """
+    """BERT-base with 32 rows of 128 per chip needs at most 0.6 of the temporaries of
+    transformers' Flax model, which are 1.96 GiB (docs/benchmarks.md)."""
     flags = ["--config=bert.py:base", "--config.objective=mlm"]
     flags += ["--config.model.vocab_size=30522", "--config.data.plan=full_sentences"]
     flags += ["--config.model.attention_probs_dropout_prob=0"]
@@ -398,7 +397,7 @@ def test_rows_of_several_texts_are_looked_at(tmp_path):
     config = command_line.parse(["--config=finetune/choose.py:smoke", *flags]).config
     size, (facts,) = estimates.sample_text(config, print)
     assert (size, facts["sequences_per_row"]) == (9, 2)
-    # [CLS] q [SEP] choice [SEP], of the two rows over and over.
+    # Each choice is [CLS] q [SEP] choice [SEP]; the two rows are repeated.
     assert facts["fill"] * facts["length"] == pytest.approx((6 + 6 + 7 + 5) / 4)
     asked, index = tmp_path / "asked.jsonl", tmp_path / "index"
     asked.write_text('{"question": "a b", "answers": ["c"]}\n')

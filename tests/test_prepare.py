@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command bertjax.prepare: shards, merging, its report, and what it refuses."""
+"""The command bertjax.prepare: shards, merging, its report, and its refusals."""
 
 import pytest
 
@@ -66,7 +66,7 @@ def test_senseless_numbers_are_refused(wrong, flags, tmp_path):
 @pytest.mark.parametrize("how", [[], ["--shard=0/2"], ["--merge=2"], ["--report"]])
 @pytest.mark.parametrize("task", ["", "task.text=a"])
 def test_a_task_is_refused(how, task, flags, tmp_path):
-    """Its table is no running text."""
+    """A task's table is not running text."""
     own = [f"--config.{task}"] if task else []
     with pytest.raises(UserError, match=r"objective=classify: .*this is a task"):
         prepare.main(["--config=finetune/classify.py", *flags[1:], *own, *how])

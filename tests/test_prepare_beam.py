@@ -40,7 +40,7 @@ def test_a_pipeline_makes_the_same_stores(launch, tmp_path, monkeypatch, capsys)
     command = ["--config", "bert.py:smoke", *flags, "--runner=DirectRunner"]
     assert launch.main(command) == 0
     made = [line.split()[1] for line in capsys.readouterr().out.splitlines()]
-    assert launch.main(command) == 0  # nothing is left to do
+    assert launch.main(command) == 0  # again: nothing is left to do
     assert "0 pieces to encode, 0 stores" in capsys.readouterr().err
 
     given |= {"tokenizer_kind": "unigram", "vocab_size": 60, "lower_case": None}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probing by the command: a table of 40 rows, tagged words or spans in, layers out."""
+"""Probing by the command: from a table, tagged words or spans to scores of layers."""
 
 import json
 
@@ -17,7 +17,7 @@ GOOD, BAD = (
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    """40 rows whose words tell the label."""
+    """40 rows whose words determine the label."""
     lines = [
         f"The result is {words[i % 5]} and {words[i % 3]}\t{label}"
         for i in range(20)
@@ -45,13 +45,14 @@ def test_a_table_of_forty_rows(command, wanted, tmp_path):
     rows = linear["layers"]
     assert [r["layer"] for r in rows] == list(range(len(rows))) and len(rows) >= 3
     for row in rows:
-        assert row["score"] > 0.9 and row["selectivity"] > 0.1  # the words tell
+        assert row["score"] > 0.9 and row["selectivity"] > 0.1  # the words determine it
         assert row["bits"] < 40 and row["compression"] > 1
         assert {"random", "random_bits", "control_bits", "memorised", "sd"} <= set(row)
     assert len(linear["mix"]["weights"]) == len(rows)
     assert "selectivity" in said.stdout and "centre of gravity" in said.stdout
     assert [p.name for p in tmp_path.iterdir()] == ["probes.json"]
-    # The same table to both, so that control labels of training rows are known.
+    # A second run has the same results. (It is the same table for --train and --valid,
+    # so that the control labels of the valid rows are known.)
     again = succeeded(command("probe", *wanted, "--json", "--weight_decay=0.1"))
     assert json.loads(again.stdout) == found
 
@@ -61,7 +62,7 @@ def test_a_table_of_forty_rows(command, wanted, tmp_path):
     [
         ("accuracy", 0.531, "always the largest class: accuracy 0.531"),
         ("macro_f1", 0.347, "always the largest class: accuracy 0.531, macro_f1 0.347"),
-        # Matthews' of any one class is 0, which says nothing of these rows.
+        # Matthews' correlation of any single class is 0 and says nothing of the rows.
         ("matthews", 0.0, "always the largest class: accuracy 0.531"),
         ("f1", 0.0, "always the largest class: accuracy 0.531"),
     ],
@@ -102,7 +103,7 @@ TAGS = {"clear": "ADJ", "wrong": "ADJ", "it": "PRON", "we": "PRON", "says": "VER
 
 @pytest.fixture
 def of_words(trained, tmp_path):
-    """30 sentences of words that each have one tag: a flag for each file, a model."""
+    """A function of a file's name -> flags: 30 sentences of words with one tag each."""
     words = list(TAGS)
     sentences = [[words[(i * k) % 5] for k in (1, 2, 3)] for i in range(1, 31)]
     lines = ["".join(f"{w}\t{TAGS[w]}\n" for w in s) for s in sentences]
@@ -136,8 +137,8 @@ def of_words(trained, tmp_path):
     ],
 )
 def test_words_and_spans(of_words, capsys, tmp_path, name, flag, of, there):
-    """The word tells the tag, and as well a label that was drawn for it: of few types
-    a probe learns a control task by heart (Hewitt and Liang 2019)."""
+    """The word determines the tag and also its random control label: with few word
+    types a probe memorizes a control task (Hewitt and Liang 2019)."""
     out, arguments = tmp_path / "x.json", [*of_words(name), flag, "--seeds=1"]
     arguments += [f"--out={out}", "--pooling=first", "--max_words=50"]
     assert probe.main(arguments) == 0
@@ -149,7 +150,7 @@ def test_words_and_spans(of_words, capsys, tmp_path, name, flag, of, there):
     assert f"{n} {of} for the probes, {n} for the accuracy" in said.out
     assert found["labels"] == ["ADJ", "PRON", "VERB"] and "first pooling" in said.out
     for row in found["probes"]["linear"]["layers"]:
-        assert min(row["score"], row["control"]) > 0.8, row  # a third is chance
+        assert min(row["score"], row["control"]) > 0.8, row  # chance is a third
         assert row["bits"] < found["uniform_bits"]
 
 
@@ -174,7 +175,7 @@ def test_what_is_no_tag(of_words, argument, words):
 
 
 def test_scores_are_no_classes(wanted, tmp_path):
-    """What learns them is no option of this command."""
+    """Scores are refused, as the command has no probe for regression."""
     file = tmp_path / "scores.tsv"
     rows = [f"The result is {i}\t{i / 7:.3f}" for i in range(40)]
     file.write_text("\n".join(["text\tlabel", *rows]) + "\n")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/python_api.md: its blocks run in order, on a small corpus and eight devices."""
+"""The blocks of docs/python_api.md run in order on a small corpus and eight devices."""
 
 import re
 
@@ -34,7 +34,7 @@ def test_the_page_runs(corpus, tmp_path, monkeypatch):
         code = code.replace(config.partition(";")[0], config)
         exec(compile(code, f"{PAGE.name}: {code[:60]!r}", "exec"), names)
     assert (tmp_path / "runs/mine-hf/model.safetensors").exists()
-    # The page's own loop is that of bertjax.fit.
+    # The page's own loop has the losses of bertjax.fit.
     losses = jax.device_get(names["losses"])
     np.testing.assert_allclose(losses, train_losses(tmp_path / "runs/mine"), rtol=1e-4)
     np.testing.assert_allclose(names["maps"].sum(-1), 1.0, rtol=1e-5)

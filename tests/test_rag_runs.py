@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RAG by the commands: passages found, targets learnt of them, texts with sources."""
+"""RAG by the commands: passages are found, targets learned, texts have sources."""
 
 import json
 
@@ -17,7 +17,8 @@ VALUES = ["value", "name", "type", "function", "file", "code", "error", "return"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, trained):
-    """Two indexes, whose passages have other values; what was found in the first."""
+    """Two indexes whose passages have different values, questions, and the passages
+    found in the first index."""
     folder = tmp_path_factory.mktemp("rag")
     for name, values in (("one", VALUES), ("two", [*VALUES[4:], *VALUES[:4]])):
         rows = [
@@ -63,7 +64,7 @@ def generator(command, wanted, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("generator") / "run"
     said = succeeded(command("train", *wanted, f"--workdir={workdir}")).stderr
     assert "8 questions, each with 2 passages" in said
-    assert "newly initialized" not in said  # the head over the vocabulary is the run's
+    assert "newly initialized" not in said  # the head is the run's
     return workdir
 
 
@@ -92,8 +93,8 @@ def test_texts_have_sources(generator, folder, trained, capsys):
     assert one[0]["passages"][0].keys() == {"id", "title", "text", "score"}
     assert len(one[0]["passages"]) == 2
     changed = [a["outputs"] != b["outputs"] for a, b in zip(one, two, strict=True)]
-    assert sum(changed) >= 4  # nothing but the index differs
-    # predict says the same.
+    assert sum(changed) >= 4  # only the index differs
+    # predict answers the same.
     out = folder / "answers.jsonl"
     more = [
         f"--index={folder}/one",
@@ -124,7 +125,7 @@ def test_what_generate_refuses(generator, folder, flags, words):
 
 
 def test_generate_refuses_a_model_that_writes_nothing(trained, folder, monkeypatch):
-    monkeypatch.setattr(open_book, "find_passages", None)  # nothing is searched
+    monkeypatch.setattr(open_book, "find_passages", None)  # it must not search
     with pytest.raises(UserError, match="which writes no texts"):
         generate.main([f"--model={trained}", f"--index={folder}/one", "list"])
 
@@ -132,7 +133,7 @@ def test_generate_refuses_a_model_that_writes_nothing(trained, folder, monkeypat
 # ---------------------------------------------------------------- found in the step
 @pytest.fixture(scope="module")
 def searches(wanted, folder):
-    """Flags of a run whose rows have no passages: each step finds them."""
+    """Flags of a run whose rows have no passages; each step searches for them."""
     kept = [x for x in wanted if "data.train" not in x and "data.valid" not in x]
     rows = [f"--config.data.{x}={folder}/questions.jsonl" for x in ("train", "valid")]
     more = ["--config.task.question_length=4", f"--config.task.index={folder}/one"]
@@ -157,7 +158,7 @@ def test_it_learns_by_what_its_steps_find(searching):
 
 def test_resuming_a_searching_run_is_exact(command, searches, searching, tmp_path):
     check_resuming(command, searches, searching, tmp_path / "again")
-    # No checkpoint holds them.
+    # Checkpoints do not store the index.
     assert "tables" not in restore_params(searching / "checkpoints/60")
 
 
@@ -171,7 +172,7 @@ def test_another_index_is_another_run(searches, searching, folder, tmp_path):
 
 
 def test_its_model_answers_by_any_index_and_by_its_own(searching, folder, capsys):
-    """By its own vectors of questions, without another retriever."""
+    """It embeds the questions itself, without another retriever."""
     answers = []
     for index in ("one", "two"):
         capsys.readouterr()
@@ -198,7 +199,7 @@ def test_its_model_answers_by_any_index_and_by_its_own(searching, folder, capsys
 
 
 def test_a_refreshed_index_has_whole_passages(searching, tmp_path, capsys):
-    """Not cut where questions are, whose length its model says."""
+    """Its passages are not truncated at the model's question length."""
     text, index = tmp_path / "texts.txt", tmp_path / "index"
     text.write_text("value name type function file code\n")
     capsys.readouterr()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From texts to answers by the commands: an index, found passages, reading, a swap."""
+"""From texts to answers by the commands: an index, found passages, a reader, and
+another index."""
 
 import json
 import shutil
@@ -29,8 +30,8 @@ def corpus(values):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, trained):
-    """Two indexes of one collection: one as it is, one whose values are others; and
-    questions with what was found in the first."""
+    """Two indexes of the same passages with different values, questions, and the
+    passages found in the first index."""
     folder = tmp_path_factory.mktemp("reading")
     for name, values in (("one", VALUES), ("two", OTHERS)):
         text = folder / f"{name}.jsonl"
@@ -126,7 +127,7 @@ def test_another_index_gives_other_answers(reader, folder):
                 assert row["answer"] == value
     right = [row["answer"] == value for row, value in zip(one, VALUES, strict=True)]
     assert sum(right) >= 6, [row["answer"] for row in one]
-    # Nothing but the index differs.
+    # Only the index differs.
     assert sum(row["answer"] in OTHERS for row in two) >= 6
     row = one[0]
     assert row["id"] == "q0" and row["question"] == "what has the import"
@@ -134,7 +135,7 @@ def test_another_index_gives_other_answers(reader, folder):
     assert {"id", "title", "text", "score", "log_prob", "answer"} <= best.keys()
     assert best["answer"] == row["answer"] and best["answer_score"] == row["score"]
     assert sum(np.exp([p["log_prob"] for p in row["passages"]])) == pytest.approx(1)
-    # What its own vectors found is what the index's model found only in the beginning.
+    # Without --passages it reads task.candidates passages: here all 8 of the index.
     (found,) = {len(row["passages"]) for row in answers(reader, "one", folder)}
     assert found == 8
     alone = answers(reader, "one", folder, "--passages=1")
@@ -187,11 +188,11 @@ def test_an_index_of_another_model(reader, folder, trained, tmp_path):
     )
     assert words in str(e.value) and "\n" not in str(e.value)
     found = [*asked, f"--out={tmp_path}/found.jsonl"]
-    assert predict.main([f"--model={reader}", *found]) == 0  # its own, made anew
+    assert predict.main([f"--model={reader}", *found]) == 0  # made by this model
 
 
 def test_a_retriever_finds_what_the_reader_compares(reader, folder, trained, tmp_path):
-    """Passages are scored by the reader's own vectors, whoever finds them."""
+    """With --retriever too the reader scores passages by its own vectors."""
     assert len(answers(reader, "one", folder, f"--retriever={trained}")) == len(VALUES)
     early, other = reader / "checkpoints" / "30", tmp_path / "other"
     text = f"--text={folder}/one.jsonl"
@@ -220,7 +221,7 @@ def test_a_run_begins_from_the_model_of_its_index(
 
 
 def test_an_index_that_names_no_model(folder, trained, tmp_path, capsys):
-    """As older versions made them."""
+    """An index of an older version works, with a warning."""
     old = tmp_path / "old"
     shutil.copytree(folder / "one", old)
     facts = json.loads((old / "index.json").read_text())

@@ -20,7 +20,7 @@ def parse(name):
     return command_line.parse([f"--config={name}"]).config
 
 
-# ---------------------------------------------------------------- what recipes say
+# ---------------------------------------------------------------- values of recipes
 def test_the_recipe_of_albert():
     made = parse("albert.py:xxlarge")
     cfg = resolve.encoder_config(made, 30_000)
@@ -68,7 +68,7 @@ def with_config(arguments, name):
 
 @pytest.fixture(scope="module")
 def runs(command, arguments, tmp_path_factory):
-    """Of a recipe's name the workdir of its run."""
+    """A function of a recipe's name -> the workdir of its run."""
     folder = tmp_path_factory.mktemp("recipes")
 
     @functools.cache
@@ -85,7 +85,7 @@ def runs(command, arguments, tmp_path_factory):
 def test_a_recipe_trains_resumes_and_evaluates(
     command, arguments, runs, tmp_path, name
 ):
-    """A run that lost what came after step 8 ends as one that did not."""
+    """A run resumed after step 8 ends like an uninterrupted one."""
     given = with_config(arguments, f"{name}.py:smoke")
     whole = runs(name)
     check_resuming(command, given, whole, tmp_path / "parts")
@@ -98,7 +98,7 @@ def test_a_recipe_trains_resumes_and_evaluates(
         for k, v in read_rows(whole)[-1].items()
         if k.startswith("eval/")
     }
-    for key, value in last.items():  # null: the share of nothing
+    for key, value in last.items():  # None: a share of nothing
         assert scores[key] == (value and pytest.approx(value, rel=1e-4)), key
     terms = {
         "albert": {"sop_loss", "sop_accuracy"},
@@ -120,7 +120,7 @@ def test_recipes_are_compared_on_the_same_predictions(command, runs, trained):
 
 @pytest.mark.slow
 def test_both_models_of_electra(command, runs, tmp_path):
-    """The generator fills blanks, the discriminator makes vectors, here and there."""
+    """The generator fills blanks and the discriminator embeds, also after export."""
     text = tmp_path / "lines.txt"
     text.write_text("An object is an instance of a class.\nNames are bound.\n")
     made = tmp_path / "hf"
@@ -154,7 +154,7 @@ def test_both_models_of_electra(command, runs, tmp_path):
 
 @pytest.mark.slow
 def test_the_page_on_adding_an_objective(command, arguments, tmp_path):
-    """Its code is modules outside the package, its commands run."""
+    """The page's code works as modules outside the package, and its commands run."""
     blocks = re.findall(r"```(\w+)\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (_, ahead), (_, both), (_, bag), (_, line) = blocks
     assert [kind for kind, _ in blocks] == ["python", "sh", "python", "sh"]
@@ -168,7 +168,7 @@ def test_the_page_on_adding_an_objective(command, arguments, tmp_path):
         assert (python, dash) == ("python", "-m")
         given = [flag for flag in flags if not flag.startswith("--workdir=")]
         given += [a for a in rest if not a.startswith("--config.batch_size=")]
-        given += ["--config.batch_size=32"]  # whole groups on each device
+        given += ["--config.batch_size=32"]  # a multiple of the groups
         run = tmp_path / str(i)
         given += [f"--workdir={run}"] * (module == "bertjax.train")
         module = module.removeprefix("bertjax.")

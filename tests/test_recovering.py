@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bertjax.compress --recover_steps: what a small model learns, and what stays of it."""
+"""bertjax.compress --recover_steps: which parameters of a compressed model train."""
 
 import itertools
 import json
@@ -35,7 +35,7 @@ def leaves(out):
 
 @pytest.fixture(scope="module")
 def compressed(command, trained, corpus, tmp_path_factory):
-    """A function of flags -> (workdir, what was printed), each made once."""
+    """A function of flags -> (workdir, printed results); each is made once."""
     known = {}
 
     def make(*flags):
@@ -65,7 +65,7 @@ def test_zeros_stay_and_the_rest_learns(compressed, how):
         assert np.array_equal(one[path] == 0, two[path] == 0)
         kept = one[path] != 0
         assert (one[path][kept] != two[path][kept]).mean() > 0.9
-    # Tables are in 8 bits, and what no token's loss reads is as it was.
+    # 8-bit tables do not change, nor do parameters that the loss does not use.
     for path in ("encoder/embeddings/word", "nsp/kernel", "encoder/pooler/kernel"):
         assert np.array_equal(one[path], two[path]), path
     packed = flatten(read_packed(after)[0])
@@ -101,7 +101,7 @@ def test_a_seed_gives_the_same_bits_and_no_step_the_same_model(compressed):
 def test_a_model_without_a_head_learns_hidden_states(
     command, compressed, trained, corpus, tmp_path
 ):
-    """What sentence-transformers makes: an encoder alone."""
+    """A model of sentence-transformers, for example, is only an encoder."""
     there, out = tmp_path / "hf", tmp_path / "small"
     succeeded(command("convert", f"--from={trained}", f"--to={there}", "--format=hf"))
 
@@ -142,7 +142,8 @@ def test_what_is_trained_is_a_valid_config(small, task, how, trained, corpus, tm
 
 
 def test_what_a_retriever_learnt_by_is_not_asked_of_its_recovery(small, trained):
-    """Chunks of another batch, and margins of scores that the rows may not have."""
+    """Recovery drops chunks, which fit another batch size, and margins, which need
+    scores that its rows may not have."""
     small.opened.config.objective = "retrieve"
     small.opened.config.task.update(chunks=32, margin_weight=0.5, negatives=3)
     how = Recovery(None, 3, "", rows="rows.jsonl")
@@ -162,7 +163,7 @@ def test_rows_that_teach_no_soft_labels_are_refused(small):
 
 @pytest.mark.slow
 def test_a_signal_leaves_nothing(trained, corpus, environment, tmp_path):
-    """SIGTERM while it recovers: one line, status 143, no directory half-made."""
+    """SIGTERM during recovery ends it in one line, status 143, and leaves no files."""
     scratch, out = tmp_path / "scratch", tmp_path / "small"
     scratch.mkdir()
     given = f"--model={trained}", f"--out={out}", *HALF, f"--text={corpus}/train.txt"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts and regions by the commands: trained, resumed, scored and answered."""
+"""Texts and regions by the commands: trained, resumed, scored and predicted."""
 
 import json
 
@@ -68,7 +68,8 @@ def test_it_is_scored_as_in_training_and_answers(trained_on_regions, capsys):
 
 @pytest.mark.slow
 def test_masked_words_are_read_off_regions(command, wanted, tmp_path):
-    """A text that names its one object is known with the regions, else guessed."""
+    """A model that sees the regions knows the name of the object in the text; one that
+    does not can only guess."""
     draw, names, rows = np.random.default_rng(0), ("one", "two", "three"), []
     for name in draw.choice(names, 400):
         thing = {"type": "circle", "color": name, "size": 20, "x_loc": 5, "y_loc": 9}

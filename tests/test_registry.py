@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of what a config names: "name:option=value,option=value"."""
+"""Options of parts that a config names: "name:option=value,option=value"."""
 
 import math
 import re
@@ -47,7 +47,7 @@ def test_an_option_without_a_value_is_refused_by_the_key_that_holds_it(option):
 def test_a_module_that_fails_is_refused_by_its_line(
     tmp_path, monkeypatch, name, text, reason
 ):
-    """Also where it is the package around the module that fails."""
+    """Also if the package of the module fails."""
     folder = tmp_path / "my_lab"
     folder.mkdir()
     (folder / "__init__.py").write_text("")
@@ -55,7 +55,7 @@ def test_a_module_that_fails_is_refused_by_its_line(
     file = folder / ("plug.py" if name == "my_lab.plug" else "__init__.py")
     file.write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    for module in ("my_lab", "my_lab.plug"):  # what it is at the end goes, too
+    for module in ("my_lab", "my_lab.plug"):  # also undone after the test
         monkeypatch.setitem(sys.modules, module, None)
         del sys.modules[module]
     with pytest.raises(UserError) as refused:

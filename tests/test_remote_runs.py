@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole run in a bucket: trained, resumed, damaged, longer, evaluated, opened."""
+"""A run in a bucket: trained, resumed, damaged, lengthened, evaluated and opened."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ RUN = "gs://bucket/run"
 
 @pytest.fixture
 def orbax_bucket(bucket, monkeypatch):
-    """The stand-in of conftest, for orbax too, which opens buckets by itself."""
+    """conftest's stand-in for a bucket, also for orbax, which opens buckets itself."""
 
     def patch(owner, name):
         whole = getattr(owner, name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Retrievers of each kind: trained, searched, ordered, mined, opened by others."""
+"""Retrievers of each kind: trained, searched, reranked, mined, opened elsewhere."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def test_files_say_the_kind_and_are_read_again(kind, tmp_path):
         np.testing.assert_array_equal(again, draw)
         config = tmp_path / "2_MultiVectorMask/config.json"
         config.write_text(json.dumps({"skiplist_words": ["."]}))
-        # Tokens that are left out are not known here, nor queries of another length.
+        # A skip list of tokens and another query length are not supported.
         assert sentence_transformers.read(tmp_path, "--model=x").kind == "dense"
         config.write_text("{}")
         assert sentence_transformers.read(tmp_path, "--model=x").kind == kind
@@ -78,15 +78,15 @@ def test_hard_negatives_are_wrong_and_below_what_is_right():
     scores = np.array([[1, 1, 0.97, 0.9, 0.5], [3, 2, 1, -9, -9], [-1, -2, -3, -4, -5]])
     grades = [{0: 1, 2: 0}, {1: 1}, {0: 2, 1: 1}]
     assert choose_negatives(found, scores, grades, texts, 2, 0.05) == [
-        [2, 4],  # not 3, the answer's text, nor 1, which nearly is as good
-        [4, 5],  # the answer is not found: no bound
+        [2, 4],  # not 3, the answer's text, nor 1, scored nearly as high
+        [4, 5],  # the answer is not found, so there is no bound
         [2, 5],  # scores below 0
     ]
 
 
 # ---------------------------------------------------------------- files of lines
 class FakeModel:
-    """Vectors that say which line they are of; dies at the line "die"."""
+    """A model whose vectors contain their line's number; it dies at the line "die"."""
 
     how, meta, digest = Sentences(pooling="mean", longest=16), {"step": 3}, "abc"
 
@@ -119,7 +119,7 @@ def test_a_file_goes_on_where_it_stopped(tmp_path, monkeypatch):
     assert (shape, cut, empty) == ((10, 2), 3, 0)
     assert np.load(out)[:, 1].tolist() == [*range(10)]
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
-    # Another dtype begins anew, and another text.
+    # Another dtype or another text starts over.
     with pytest.raises(KeyboardInterrupt):
         embed_file.embed_file(dying, str(text), tmp_path / "u.npy", 8)
     other = FakeModel("bfloat16")
@@ -131,7 +131,7 @@ def test_a_file_goes_on_where_it_stopped(tmp_path, monkeypatch):
     model.seen = []
     embed_file.embed_file(model, str(text), tmp_path / "w.npy", 8)
     assert model.seen == lines[::-1]
-    # One that dies while it makes its draft leaves no note of the draft before.
+    # A process that dies while it makes its draft file leaves no old draft's facts.
     text.write_text("\n".join(lines))
     with pytest.raises(KeyboardInterrupt):
         embed_file.embed_file(dying, str(text), tmp_path / "x.npy", 8)
@@ -177,7 +177,7 @@ def test_widths_are_cut_and_made_of_length_one():
 # ---------------------------------------------------------------- whole runs
 @pytest.fixture(scope="module")
 def runs(trained, folder, tmp_path_factory):  # noqa: F811
-    """A run of a kind, made when it is asked for."""
+    """A function of a kind -> the workdir of its run, made at the first request."""
     made = {}
 
     def run(kind):
@@ -204,11 +204,11 @@ def runs(trained, folder, tmp_path_factory):  # noqa: F811
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_learns_and_opens_elsewhere(kind, runs, folder, tmp_path, capsys):  # noqa: F811
-    """Losses fall, scores are those of training, and of sentence-transformers."""
+    """Losses fall, evaluate has training's scores, sentence-transformers our vectors."""
     workdir = runs(kind)
     rows = read_rows(workdir)
     losses = [r[f"train/{kind}_loss"] for r in rows if f"train/{kind}_loss" in r]
-    # A mini model does not learn to read two texts together in so few updates.
+    # A mini model does not learn to compare two texts in so few updates.
     assert kind == "rerank" or np.mean(losses[-5:]) < losses[0] * 0.85
     evaluate.main([f"--workdir={workdir}", "--json"])
     told = json.loads(capsys.readouterr().out)
@@ -239,7 +239,7 @@ def test_each_kind_learns_and_opens_elsewhere(kind, runs, folder, tmp_path, caps
     ours, _ = embed_texts.open_embedder(str(workdir), "--model").make_index(texts)
     if kind == "splade":
         ours, theirs = ours.weights.toarray(), theirs.to_dense().numpy()
-        largest = ours > 0  # of each text's task.active, and theirs has all
+        largest = ours > 0  # the task.active largest; theirs has all
         assert (largest.sum(axis=1) == 256).all()
         ours, theirs = ours[largest], theirs[largest]
     elif kind == "colbert":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Retrieval by the commands: pairs learnt by heart, searched, exported, refused."""
+"""Retrieval by the commands: pairs memorized, searched, exported, refused."""
 
 import json
 
@@ -17,7 +17,7 @@ WORDS += ["value", "name", "type", "function", "file", "code", "error", "return"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """BEIR's layout: a word tells which passage answers."""
+    """A data set in BEIR's layout; a word determines which passage answers."""
     folder = tmp_path_factory.mktemp("collection")
     (folder / "qrels").mkdir()
     corpus, queries, grades = [], [], ["query-id\tcorpus-id\tscore"]
@@ -84,7 +84,7 @@ def test_its_vectors_are_searched(retriever, folder, tmp_path, capsys):
     for name in ("ndcg@10", "mrr@10", "recall@1", "recall@100"):
         assert said[name] == pytest.approx(last[f"eval/valid/{name}"])
     assert 0 <= said.get("mrr@10_ci95", 0) < 1
-    # All queries, by the model that transformers gets; and one by one.
+    # Score all queries with the exported model, and compare with `embed`'s vectors.
     hf = tmp_path / "hf"
     convert.main([f"--from={retriever}", f"--to={hf}", "--format=hf"])
     grades = folder / "qrels/train.tsv"

@@ -34,7 +34,7 @@ def test_it_trains_and_resumes(command, wanted, run, tmp_path):
 
 
 def test_what_it_leaves_is_an_encoder(run, tmp_path, capsys):
-    """Without the decoder, which is said; its first vector is there and here."""
+    """The export lacks the decoder, which is reported, and has the same [CLS] vectors."""
     made = tmp_path / "hf"
     capsys.readouterr()
     assert convert.main([f"--from={run}", f"--to={made}", "--format=hf"]) == 0

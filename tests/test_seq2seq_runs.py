@@ -19,7 +19,7 @@ WORDS = ["clear", "useful", "simple", "fast", "exact", "wrong", "slow", "broken"
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    """16 texts of three words, whose targets are the last and the first of them."""
+    """16 texts of three words; the target is the last word and the first."""
     draw = np.random.default_rng(0)
     rows = [draw.choice(WORDS, 3).tolist() for _ in range(16)]
     lines = [{"text": " ".join(r), "target": f"{r[2]} {r[0]}"} for r in rows]
@@ -50,7 +50,7 @@ def wanted(table, trained):
 def finetuned(command, wanted, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("finetuned") / "run"
     said = succeeded(command("train", *wanted, f"--workdir={workdir}")).stderr
-    # The head over the vocabulary is that of the pretrained run.
+    # The head over the vocabulary comes from the pretrained run.
     assert "newly initialized" not in said and "parameters matched" in said
     assert "in it, not used: encoder/pooler" in said
     return workdir
@@ -85,7 +85,7 @@ def test_other_columns_and_bad_rows(finetuned, tmp_path, capsys):
 
 
 def test_texts_are_written_in_order(finetuned, table, capsys):
-    """By predict, the command and in Python, and for metrics that ask for them."""
+    """By predict, the command and Python, and for metrics that need texts."""
     rows = [json.loads(line) for line in table.read_text().splitlines()]
     predict.main([f"--model={finetuned}", f"--input={table}", "--batch_size=5"])
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -97,13 +97,13 @@ def test_texts_are_written_in_order(finetuned, table, capsys):
     assert [one["text"] for one in again] == [one["text"] for one in found[:3]]
     written = model.generate([row["text"] for row in rows])
     assert [one["text"] for [one] in written] == [one["text"] for one in found]
-    # As the metrics of an evaluation have it, too.
+    # The metrics of an evaluation use the same texts.
     model = predict_rows.open_finetuned(str(finetuned))
     form = model.form._replace(metrics=("exact", "distinct1"))
     task_type = get_task_type("seq2seq")
     read = task_type.read(str(table), "x", form.keys())
     labelled = task_type.make_rows(read, form, model.tokenizer, True).plan(32)
-    for batch_size in (5, 8):  # whose rows are cut to other lengths
+    for batch_size in (5, 8):  # with other lengths of rows
         outputs = predict_rows.predict(model, labelled, batch_size)
         scores = labelled.score(outputs, np.arange(len(rows)))
         assert scores["exact"] == sum(right) / len(rows) and scores["distinct1"] < 1
@@ -116,7 +116,7 @@ def test_texts_are_written_in_order(finetuned, table, capsys):
 def test_a_causal_run_goes_on_causally(
     trained, wanted, monkeypatch, objective, given, causal
 ):
-    """No key of the model says that clm's tokens see those before them alone."""
+    """A clm run's config has no model key for its causal mask, so is_decoder is set."""
     opened = init_from.open_model(str(trained), "init_from")
     opened.config.objective = objective
     monkeypatch.setattr(init_from, "open_model", lambda *args: opened)
@@ -128,8 +128,8 @@ def test_a_causal_run_goes_on_causally(
 def test_a_pseudo_masked_run_writes_and_keeps_its_best(
     command, arguments, wanted, table, tmp_path, capsys
 ):
-    """UniLMv2's order: pretrained by pmlm, finetuned as sequence to sequence. The best
-    checkpoint is that whose texts are right most often."""
+    """As in UniLMv2, pmlm pretrains and sequence to sequence finetunes. The best
+    checkpoint is the one with the most exact texts."""
     pretrained, workdir = tmp_path / "pmlm", tmp_path / "run"
     given = [a for a in arguments if not a.startswith("--config=")]
     given += ["--config=unilmv2.py:smoke", f"--workdir={pretrained}"]
@@ -145,7 +145,7 @@ def test_a_pseudo_masked_run_writes_and_keeps_its_best(
     best = json.loads((workdir / "run.json").read_text())["best"]
     first = min(step for step in exact if exact[step] == max(exact.values()))
     assert (best["metric"], best["step"]) == ("eval/valid/exact", first)
-    # Commands open that checkpoint, and write the texts that were scored.
+    # Commands open this checkpoint and write the texts that were scored.
     evaluate.main([f"--workdir={workdir}", "--json"])
     told = json.loads(capsys.readouterr().out)
     assert (told["step"], told["exact"]) == (first, exact[first])

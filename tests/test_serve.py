@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""launch/serve.py: a client asks, what convert wrote answers."""
+"""launch/serve.py answers clients with the files that convert wrote."""
 
 import http.client
 import importlib.util
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 
 @contextmanager
 def serving(folder, environment, *more):
-    """Run the service; yield ask(path, body) -> (status, answer)."""
+    """Run the server; yield ask(path, body) -> (status, answer)."""
     command = [
         sys.executable,
         "launch/serve.py",
@@ -69,7 +69,7 @@ def predict(ask, texts):
 
 
 def test_blanks_by_jax_alone(vocabulary, environment, tmp_path):
-    """The same guesses as fill_mask's; clients at once; what is wrong is said."""
+    """Guesses are fill_mask's, with several clients at once; errors are reported."""
     model = small.small_model(vocabulary)
     sizes = dict(batch_sizes=[4], lengths=[16])
     export_model(str(tmp_path / "out"), "stablehlo", model, "x", Options(**sizes))
@@ -109,7 +109,7 @@ def serve():
 
 
 def test_a_request_that_cannot_be_answered_is_told_so(serve, capsys):
-    """Also where the model fails, and where the request has no length."""
+    """Also if the model fails, and if the request has no valid length."""
 
     class Failing:
         def answer(self, texts):
@@ -145,7 +145,7 @@ def test_a_request_that_cannot_be_answered_is_told_so(serve, capsys):
 
 
 def without_model(serve, **card):
-    """A server of a card, which has no model to run."""
+    """Make a server with a card but no model."""
     server = serve.Server.__new__(serve.Server)
     server.card = {"prompt": "", **card}
     return server
@@ -162,7 +162,7 @@ def test_texts_that_no_model_can_read(serve):
 
 
 def test_a_directory_that_cannot_be_served(serve, tmp_path, monkeypatch, capsys):
-    """In one line, whatever is wrong with it."""
+    """It is refused in one line, whatever is wrong with it."""
     command = ["serve.py", f"--model={tmp_path}", "--port=0"]
     monkeypatch.setattr(sys, "argv", command)
     for card in ("{", "{}"):
@@ -173,7 +173,7 @@ def test_a_directory_that_cannot_be_served(serve, tmp_path, monkeypatch, capsys)
 
 
 def test_a_question_without_a_context_has_no_answer(serve):
-    """No place of it has a score; -Infinity is not JSON."""
+    """No position has a score, and -Infinity is not valid JSON."""
     server = without_model(serve, task="question-answering")
     row = SimpleNamespace(ids=[0] * 4, sequence_ids=[None, 0, None, None])
     server.tokenizer = SimpleNamespace(encode=lambda question, context: row)
@@ -182,7 +182,7 @@ def test_a_question_without_a_context_has_no_answer(serve):
 
 
 def test_padding_of_the_vocabulary_is_no_guess(serve):
-    """It has a share of the probability all the same, as of fill_mask."""
+    """As in fill_mask, the padding still has a share of the probability."""
     server = without_model(serve, mask_id=4, inputs=["input_ids"])
     pieces = SimpleNamespace(get_vocab_size=lambda: 2, id_to_token="ab".__getitem__)
     server.tokenizer, row = pieces, SimpleNamespace(ids=[1, 4])
@@ -201,7 +201,7 @@ def test_classes_of_one_name_share_their_probability(serve):
 
 
 def test_a_question_may_have_no_answer(serve, vocabulary):
-    """By the threshold of predict, and no answer is longer than the model's."""
+    """The model's threshold and answer length apply, as in predict."""
     text = ["q", "one two"]  # [CLS] q [SEP] one two [SEP]
     sequence, offsets = [None, 0, None, 1, 1, None], [(0, 0)] * 3 + [(0, 3), (4, 7)]
     row = SimpleNamespace(ids=[0] * 6, sequence_ids=sequence, offsets=offsets)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command bertjax.show: what it prints, and where."""
+"""The output of the command bertjax.show."""
 
 import html
 import json
@@ -168,7 +168,7 @@ def task(tmp_path):
 
 @pytest.mark.parametrize("objective", CASES)
 def test_rows_of_a_task(objective, task, tmp_path, capsys):
-    """Text, second text and what is right; how many labels there are of each."""
+    """Rows show their texts and the answer; the summary counts the labels."""
     *_, wanted, counts = CASES[objective]
     given = task(objective)
     page = tmp_path / "page.html"
@@ -183,11 +183,11 @@ def test_rows_of_a_task(objective, task, tmp_path, capsys):
     assert summary["row_tokens"]["max"] >= summary["row_tokens"]["p90"] >= 3
     assert len(found["batch_sha256"]) == 1 and "mask_rate" not in found
     assert [*wanted.values()][-1] in html.unescape(page.read_text(encoding="utf-8"))
-    # What was read is said in a line, with the first row.
+    # One line reports the file, with its first row.
     (line,) = (x for x in told.err.splitlines() if "; the first: " in x)
     assert f"; the first: {next(iter(wanted))} [CLS] " in line
     assert (" of text=" in line) == (objective != "retrieve")
-    # For people, and by the trainer, the same.
+    # Without --json it prints the same as text.
     assert show.main([*given, "--examples=8"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert not any(line.split()[0] in ("gathered", "corrupted") for line in lines)

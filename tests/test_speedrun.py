@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bertjax.speedrun, on a track of seconds whose text is small."""
+"""bertjax.speedrun, on a track of seconds with a small text."""
 
 import gzip
 import hashlib
@@ -46,7 +46,7 @@ def make_text(seed, sentences):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A folder of text, and the names, patched, that make it the speedrun's."""
+    """A folder of text, with the speedrun's constants patched to accept it."""
     folder = tmp_path_factory.mktemp("data")
     parts = []
     for name, sentences in (("wiki", 400), ("valid", 40)):
@@ -72,7 +72,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(data, tmp_path_factory):
-    """Run the command with flags of one's own."""
+    """A function that runs the command with further flags."""
     cache = tmp_path_factory.mktemp("cache")
 
     def call(*flags, track="cpu20m"):
@@ -170,7 +170,7 @@ def test_refused(run, tmp_path, flags, message):
     ],
 )
 def test_a_recipe_brings_nothing_from_elsewhere(run, tmp_path, line, message):
-    """As on the command line: its own file is as free in all else."""
+    """A config file has the same limits as the command line, and is free otherwise."""
     file = tmp_path / "mine.py"
     file.write_text(
         "from bertjax.config import load_config\n\n\ndef get_config():\n"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A state that no process holds alone: its leaves are split over two processes.
+"""A state whose leaves are sharded over two processes, so that neither has it whole.
 
-Elsewhere the models are so small that every leaf is replicated
+In other tests the models are so small that every leaf is replicated
 (parallel/sharding.py SMALL).
 """
 
@@ -20,8 +20,8 @@ from bertjax.checkpoints import manifest
 from bertjax.checkpoints.manager import restore_params
 
 STEPS = 40
-LAYOUTS = {  # for two processes, and for all
-    "data": ([], []),  # split by parallel/sharding.py stored_spec
+LAYOUTS = {  # (flags for two processes, flags for all)
+    "data": ([], []),  # sharded by parallel/sharding.py stored_spec
     "fsdp": (["--config.mesh.data=1", "--config.mesh.fsdp=2"], []),
     "tensor": (["--config.mesh.data=1", "--config.mesh.tensor=2"], []),
     "calls": ([], ["--config.steps_per_call=2", "--config.log.every.steps=2"]),
@@ -30,7 +30,7 @@ LAYOUTS = {  # for two processes, and for all
 
 @pytest.fixture(scope="module")
 def wide(arguments):
-    """128 wide, so that tables and kernels have more than SMALL elements."""
+    """Arguments of a model 128 wide: its matrices have more than SMALL elements."""
     return [
         *arguments,
         *NO_DROPOUT,
@@ -39,7 +39,7 @@ def wide(arguments):
         "--config.eval.every.steps=20",
         "--config.checkpoint.every.steps=4",
         "--config.log.writers=jsonl",
-        "--config.hosts.timeout=10",  # below the launcher's --grace
+        "--config.hosts.timeout=10",  # less than the launcher's --grace
     ]
 
 
@@ -63,13 +63,13 @@ def check_equal(one, other, **tolerance):
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_split_state_survives(wide, layout, command, environment, tmp_path):
-    """SIGTERM and SIGKILL of one process, resumed by two and by one."""
+    """A run survives SIGTERM and SIGKILL of one process, resumed by two and by one."""
     whole, struck, alone = (tmp_path / n for n in ("whole", "struck", "alone"))
     mesh, more = LAYOUTS[layout]
     two = [*wide, *mesh, *more]
     code, said = launch(2, 1, [*two, f"--workdir={whole}"], environment)
     assert code == 0, said
-    # Each process wrote its part, not one of them all.
+    # Each process wrote its part of the state.
     parts = [bytes_of(whole, process) for process in range(2)]
     assert min(parts) > 0.3 * max(parts), parts
     for number, status, words in (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A sweep trains what so many commands would train, and goes on where it was."""
+"""A sweep trains the same runs as separate commands would, and can resume."""
 
 import csv
 import functools
@@ -25,7 +25,7 @@ RUNS = [(0, 3e-3), (1, 3e-3), (0, 1e-3), (1, 1e-3)]
 
 @pytest.fixture(scope="module")
 def wanted(vocabulary, tmp_path_factory):
-    """Arguments of a run of 8 steps on 24 rows."""
+    """Arguments of runs of 8 steps on 24 rows."""
     table = tmp_path_factory.mktemp("table") / "rows.csv"
     draw = np.random.default_rng(0)
     words = (["clear", "simple", "fast"], ["wrong", "slow", "missing"])
@@ -54,7 +54,7 @@ def run(wanted, path, at_once=None, runs=RUNS):
 
 
 def get_worse(wanted, folder):
-    """Return arguments of runs that learn the opposite of data.valid."""
+    """Return arguments of runs whose training labels contradict data.valid."""
     table = next(a for a in wanted if "data.valid" in a).partition("=")[2]
     with open(table, newline="") as file:
         head, *rows = csv.reader(file)
@@ -87,7 +87,7 @@ def swept(wanted, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stacked_runs, "make_programs", make_programs)
         found = run(wanted, path)
-    (programs,) = made  # one compilation, whatever the seed, the rate and the step
+    (programs,) = made  # one compilation for all seeds, rates and steps
     assert programs.advance._cache_size() == programs.evaluate._cache_size() == 1
     return path, found
 
@@ -105,7 +105,7 @@ def test_a_member_is_the_run_that_train_makes(wanted, swept, tmp_path):
 
 
 def test_its_workdir_says_what_a_run_s_says(wanted, swept, tmp_path):
-    """Tokens, parameters and devices, by which report lists it beside runs."""
+    """It has tokens, parameters and devices, so that report lists it beside runs."""
     path, found = swept
     seed, rate = found["best"]["seed"], found["best"]["lr"]
     more = [f"--config.seed={seed}", f"--config.optim.lr={rate}"]
@@ -122,7 +122,8 @@ def test_its_workdir_says_what_a_run_s_says(wanted, swept, tmp_path):
 
 
 def test_a_run_that_never_trained_has_no_score(wanted, tmp_path, capsys):
-    """The greatest of nan is the first class, which half of the rows have."""
+    """A diverged run has no accuracy, although the argmax of NaN is a class, which half
+    of the rows have."""
     made = command_line.parse([*wanted, "--config.guard.patience=3"]).config
     runs = [(0, 3e-3), (0, 1e30)]
     found = sweep.sweep(made, tmp_path / "run", runs, None, {})
@@ -139,10 +140,10 @@ def test_a_run_that_never_trained_has_no_score(wanted, tmp_path, capsys):
     assert json.loads((tmp_path / "run" / workdir_kinds.RESULTS).read_text()) == found
 
 
-@pytest.mark.slow  # compiles once more, half a minute
+@pytest.mark.slow  # compiles again, half a minute
 @pytest.mark.parametrize("runs, at_once", [(4, 2), (5, 4), (3, 3)])
 def test_groups_change_nothing(wanted, swept, tmp_path, runs, at_once):
-    """Also where the last group is not full: five runs in two groups of three."""
+    """Also if the last group is not full: five runs in two groups of three."""
     mine = [*RUNS, (2, 1e-3)][:runs]
     found = run(wanted, tmp_path / "some", at_once, mine)
     alone = losses(swept[1])
@@ -155,7 +156,7 @@ def test_groups_change_nothing(wanted, swept, tmp_path, runs, at_once):
 
 
 def test_a_finished_one_does_nothing_more(wanted, swept, tmp_path, capsys):
-    """Nor does one of a version that knew less keys; another one's is refused."""
+    """Nor does a sweep of a version with fewer keys; another sweep is refused."""
     path = tmp_path / "run"
     path.mkdir()
     found = json.loads((swept[0] / workdir_kinds.RESULTS).read_text())
@@ -182,7 +183,7 @@ def test_a_finished_one_does_nothing_more(wanted, swept, tmp_path, capsys):
 
 @pytest.mark.parametrize("first", [slice(0, 1), slice(1, 2)])
 def test_runs_join_a_finished_one(wanted, tmp_path, monkeypatch, first):
-    """Whichever of them is best, and also after a kill in the last moment."""
+    """Whichever of the runs is best, and also after a kill at the last moment."""
     path, whole = tmp_path / "run", run(wanted, tmp_path / "whole", None, RUNS[:2])
     with monkeypatch.context() as patch:  # killed before it removed its states
         patch.setattr(shutil, "rmtree", lambda *_, **__: None)
@@ -226,7 +227,7 @@ def test_runs_join_a_finished_one(wanted, tmp_path, monkeypatch, first):
 
 
 def test_nothing_else_trains_in_its_workdir(wanted, swept, tmp_path, monkeypatch):
-    """Nor does it take for its own what something else left there."""
+    """Nor does a sweep use a checkpoint there that it did not write."""
     for more in ([], ["--allow_config_change"], ["--config.optim.lr=0.1"]):
         with pytest.raises(UserError, match=r"holds a sweep, no state .*init_from="):
             train.main([*wanted, *more, f"--workdir={swept[0]}"])
@@ -252,7 +253,7 @@ def test_nothing_else_trains_in_its_workdir(wanted, swept, tmp_path, monkeypatch
     with pytest.raises(UserError, match=r"other runs; take another"):
         run(wanted, path, runs=RUNS[:3])
     mine = swept[0] / "checkpoints"
-    shutil.copytree(mine, path / "checkpoints")  # killed just after its last save
+    shutil.copytree(mine, path / "checkpoints")  # as if killed after its last save
     (meta,) = (path / "checkpoints").glob("*/meta.json")
     whole = meta.read_text()
     said = json.loads(whole)
@@ -270,7 +271,7 @@ def test_nothing_else_trains_in_its_workdir(wanted, swept, tmp_path, monkeypatch
 
 
 def test_a_relative_workdir(wanted, tmp_path, monkeypatch):
-    """orbax wants absolute ones: every save of such a sweep failed."""
+    """It is made absolute, as orbax needs; with a relative one every save failed."""
     monkeypatch.chdir(tmp_path)
 
     def look(given, seeds, rates, at_once, path, stop):
@@ -293,9 +294,9 @@ def test_sizes_of_groups():
     assert stacked_runs.group_size(7, lambda size: False) == 1
 
 
-@pytest.mark.slow  # a minute; test_spread.py and test_best.py have what decides
+@pytest.mark.slow  # a minute; test_score_spread.py and test_best.py test the rules
 def test_the_best_evaluation_is_kept(wanted, tmp_path, monkeypatch, capsys):
-    """Of each run what train says of it, also after a kill between two saves."""
+    """Each run keeps the step that train keeps, also after a kill between two saves."""
     worse, path = get_worse(wanted, tmp_path), tmp_path / "swept"
     runs = [(0, 3e-4), (1, 1e-3)]
     found = run(worse, path, runs=runs)
@@ -314,7 +315,8 @@ def test_the_best_evaluation_is_kept(wanted, tmp_path, monkeypatch, capsys):
             same = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5)
             assert read_best(one)[0] == step == row["step"]
             jax.tree.map(same, read_best(one)[1], params)
-    assert len({row["step"] for row in found["runs"]}) == 2  # they end one by one
+    # They end at different steps.
+    assert len({row["step"] for row in found["runs"]}) == 2
     mine = json.loads((path / "run.json").read_text())
     assert mine["best"]["value"] == found["best"]["classify_loss"]
     assert "ends early (eval.patience): step" in told(capsys)
@@ -367,7 +369,7 @@ def test_it_goes_on_where_it_was(wanted, swept, tmp_path, monkeypatch):
     assert found["curve"] == swept[1]["curve"] and found["best"] == swept[1]["best"]
     assert not (path / "members").exists()
     assert run(wanted, path) == json.loads((path / workdir_kinds.RESULTS).read_text())
-    # Of a finished one nothing is overwritten: its best run is another's no more.
+    # Another sweep overwrites nothing of a finished one.
     before = (path / "config.json").read_text()
     with pytest.raises(UserError, match="take another workdir"):
         run(other, path)
@@ -375,7 +377,7 @@ def test_it_goes_on_where_it_was(wanted, swept, tmp_path, monkeypatch):
 
 
 class After(StopSignal):
-    """A signal that comes with the n-th look at it, overdue at once or never."""
+    """A signal that comes at the n-th check, overdue at once or never."""
 
     def __init__(self, looks, late):
         super().__init__()
@@ -388,7 +390,7 @@ class After(StopSignal):
 
     @number.setter
     def number(self, value):
-        """Nobody sets it."""
+        """Ignore the value."""
 
     @property
     def overdue(self):
@@ -398,7 +400,7 @@ class After(StopSignal):
 @pytest.mark.slow
 @pytest.mark.parametrize("looks, late", [(2, False), (4, True)])
 def test_a_signal_saves_all(wanted, swept, tmp_path, capsys, looks, late):
-    """Between two evaluations, and in the midst of one."""
+    """Between two evaluations, and during one."""
     path, stop = tmp_path / "cut", After(looks, late)
     made = command_line.parse(wanted).config
     with pytest.raises(Stopped) as stopped:
@@ -407,7 +409,7 @@ def test_a_signal_saves_all(wanted, swept, tmp_path, capsys, looks, late):
     (said,) = re.findall(r"stopped .* after step (\d+), which is saved", told(capsys))
     assert said == ("4" if late else "3")
     assert not (path / workdir_kinds.RESULTS).exists()
-    if late:  # once more, while it makes up for the evaluation
+    if late:  # again, during the evaluation that it repeats
         with pytest.raises(Stopped):
             sweep.sweep(made, path, RUNS, None, {}, After(1, late))
         assert f"after step {said}, which is saved" in told(capsys)

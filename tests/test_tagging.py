@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tagging by the commands: a few sentences by heart, long ones too, and answers."""
+"""Tagging by the commands: a few sentences, also long ones, memorized and predicted."""
 
 import json
 
@@ -17,7 +17,7 @@ PEOPLE, PLACES = ["object", "method", "module"], ["import", "string", "number"]
 
 @pytest.fixture(scope="module")
 def sentences():
-    """16 of them, every fourth longer than a row, whose words tell the tags."""
+    """16 sentences, every fourth longer than a row; words determine the tags."""
     draw = np.random.default_rng(0)
     made = []
     for i in range(16):
@@ -82,7 +82,7 @@ def answers(model, file, out):
 
 
 def close(rows, others):
-    """Whether answers are the same, their probabilities but for rounding."""
+    """Return whether answers are equal; check that probabilities are nearly equal."""
     assert [r.pop("scores") for r in rows] == [
         pytest.approx(other["scores"], abs=1e-5) for other in others
     ]
@@ -97,7 +97,7 @@ def test_predictions_come_in_order(tagger, sentences, columns, tmp_path):
     plain.write_text("\n".join(["", *(" ".join(w) for w, _ in sentences[:3])]))
     rows = answers(tagger, plain, out)
     assert close(rows, [{"tokens": [], "tags": [], "scores": []}, *found[:3]])
-    # A sentence says the same in other company.
+    # A sentence alone has the same answer.
     lines.write_text(json.dumps({"tokens": sentences[1][0]}) + "\n")
     assert close(answers(tagger, lines, out), [found[1]])
 
@@ -121,7 +121,7 @@ def test_standard_input(tagger, sentences, pipe, capsys):
     for given in (
         " ".join(words),
         (" ".join(words) + "\n").encode("utf-8-sig"),
-        "".join(f"{word}\t_\n" for word in words),  # with a tab: a word a line
+        "".join(f"{word}\t_\n" for word in words),  # with tabs: one word per line
         json.dumps({"tokens": words}),
     ):
         pipe(given)
