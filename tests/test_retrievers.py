@@ -204,7 +204,7 @@ def runs(trained, folder, tmp_path_factory):  # noqa: F811
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_learns_and_opens_elsewhere(kind, runs, folder, tmp_path, capsys):  # noqa: F811
-    """Losses fall, evaluate has training's scores, sentence-transformers our vectors."""
+    """Losses fall; evaluate and sentence-transformers agree with training."""
     workdir = runs(kind)
     rows = read_rows(workdir)
     losses = [r[f"train/{kind}_loss"] for r in rows if f"train/{kind}_loss" in r]

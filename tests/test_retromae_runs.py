@@ -34,7 +34,7 @@ def test_it_trains_and_resumes(command, wanted, run, tmp_path):
 
 
 def test_what_it_leaves_is_an_encoder(run, tmp_path, capsys):
-    """The export lacks the decoder, which is reported, and has the same [CLS] vectors."""
+    """The export reports that it lacks the decoder; its [CLS] vectors are the same."""
     made = tmp_path / "hf"
     capsys.readouterr()
     assert convert.main([f"--from={run}", f"--to={made}", "--format=hf"]) == 0
