@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Search on devices is the host's, on one and on eight; padding is never found."""
+"""Search on one device and on eight finds what the host finds, and never padding."""
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ def test_as_on_the_host(devices, monkeypatch):
     monkeypatch.setattr(device_search, "QUERIES", 8)
     draw = np.random.default_rng(0)
     passages = draw.integers(-2, 3, (83, 4)).astype(np.float32)
-    # All products of the first queries are below 0, of which padding has the largest.
+    # All products of the first queries are below 0, which is that of padding.
     passages[:, 0] = -9
     passages[5] = np.nan
     queries = draw.integers(-2, 3, (11, 4)).astype(np.float32)

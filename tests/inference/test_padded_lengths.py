@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long rows of a batch are padded."""
+"""The lengths to which rows of a batch are padded."""
 
 import numpy as np
 import pytest
 
 from bertjax.inference.forward import plan_batches
 
-ENDLESS = 2**24  # what T5 says, whose scores are biased by distance
+ENDLESS = 2**24  # max_length of T5, which has relative positions
 
 
 @pytest.mark.parametrize("size", [9, 40, 900, 3000, 8193, 20_000, 100_000])
 def test_models_of_any_length_pad_a_few_rows_by_what_they_are(size):
-    """They were padded to 862 or 23,171 tokens, as if rows had up to 2^24."""
+    """Formerly they were padded to 862 or 23,171 tokens, as if rows had up to 2^24."""
     for sizes in ([size], [size, 7, 3]):
         (_, length), *_ = plan_batches(np.array(sizes), 32, ENDLESS)[1]
         assert size <= length <= max(32, 5 * size)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows on their way through a model: what they compute once stays computed."""
+"""Rows on their way through a model: values that are computed once stay cached."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,7 +14,7 @@ from bertjax.tasks.task_rows import Rows
 
 @dataclass(frozen=True, eq=False)
 class Costly(Rows):
-    """Rows that look at all of themselves before they make a batch, as rerank's do."""
+    """Rows that go through all rows before they make a batch, as rerank's do."""
 
     made: list[int] = field(default_factory=list)
 

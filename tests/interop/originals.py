@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny random models as Google released theirs, with Hugging Face's names beside."""
+"""Tiny random models in the form of Google's releases and with Hugging Face's names."""
 
 import json
 
@@ -57,7 +57,7 @@ WIDTHS = {"intermediate": (D, M), "ffn": (D, M), "output": (M, D), "ffn_output":
 
 
 class Model:
-    """Random tensors by both of their names: `tf` {name: array}, `hf` likewise."""
+    """The same random tensors under both names: `tf` {name: array}, `hf` likewise."""
 
     def __init__(self, seed=0):
         self.draw = np.random.default_rng(seed).normal
@@ -138,7 +138,7 @@ def albert():
 
 
 def electra(small=D // 2):
-    """The published form: one checkpoint of both models, whose embeddings are one."""
+    """Make the published form: one checkpoint of both models with shared embeddings."""
     model = Model()
     model.embeddings("electra", E)
     for scope, width in (("electra", D), ("generator", small)):
@@ -155,7 +155,7 @@ def electra(small=D // 2):
 
 
 def save(folder, prefix, tensors):
-    """Write a checkpoint as TensorFlow 1 did, with slots of an optimizer."""
+    """Write a TensorFlow 1 checkpoint, with optimizer slots."""
     import tensorflow as tf
 
     slots = {
@@ -194,7 +194,7 @@ def write_hf(folder, model, kind, **more):
 
 
 def write_pair(folder, change=None, **more):
-    """Write generator/ and discriminator/ of Hugging Face's kind."""
+    """Write generator/ and discriminator/ as Hugging Face directories."""
     made = electra()
     parts = {"discriminator": {}, "generator": {}}
     for name, array in made.hf.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small encoder-decoders, whose tensors follow from their names."""
+"""Small encoder-decoders; a tensor's name determines its values."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from heads_data import DATA, draw
 from safetensors.numpy import save_file
 
 IDS = np.array([[2, 9, 10, 11, 12, 3], [2, 13, 14, 3, 0, 0]], np.int32)
-# The decoder's side of both rows is whole: what it says of padding nobody reads.
+# Both rows of the decoder's side are full, as outputs at padding do not matter.
 BATCH = {
     "input_ids": IDS,
     "attention_mask": (IDS > 0).astype(np.int32),
@@ -21,12 +21,13 @@ BATCH = {
 
 
 def layouts():
-    """Return what testdata/make_hf_seq2seq.py wrote."""
+    """Return the contents of the file that testdata/make_hf_seq2seq.py wrote."""
     return json.loads((DATA / "hf_seq2seq.json").read_text())
 
 
 def write(folder, config, shapes, change=None):
-    """Write a directory of drawn tensors; return them. Both stacks have one table."""
+    """Write a directory of drawn tensors and return them. Encoder and decoder share one
+    table of embeddings."""
     folder.mkdir(exist_ok=True)
     made = {
         name: draw(re.sub("(en|de)coder.embed_tokens", "shared", name), shape)

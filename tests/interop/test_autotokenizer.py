@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AutoTokenizer of transformers opens what we trained and wrote, with our ids."""
+"""transformers' AutoTokenizer opens the tokenizers that we write, with the same ids."""
 
 import pytest
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bertjax.convert, and commands on directories of Hugging Face's."""
+"""bertjax.convert, and other commands on Hugging Face directories."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ TEXTS = ["The [MASK] is [MASK].", "A [MASK] of words."]
 
 @pytest.fixture(scope="module")
 def exported(command, trained, tmp_path_factory):
-    """The trained run as a directory of Hugging Face's."""
+    """The trained run as a Hugging Face directory."""
     folder = tmp_path_factory.mktemp("exported") / "hf"
     done = command("convert", f"--from={trained}", f"--to={folder}", "--format=hf")
     succeeded(done)
@@ -64,7 +64,8 @@ def test_there_and_back(command, arguments, trained, exported, tmp_path):
 
 
 def test_the_architecture_is_the_checkpoint_s(exported):
-    """A config file's shapes are its recipe's; dropout and how to compute stay its."""
+    """init_from sets the architecture, not the config file; dropout and settings of the
+    computation stay those of the config."""
 
     def parsed(*more):
         given = ["--config=roberta.py", f"--config.init_from={exported}", *more]
@@ -99,7 +100,7 @@ def test_padding_of_the_vocabulary_is_left_out(command, arguments, tmp_path):
 
 @pytest.mark.slow
 def test_evaluate(command, trained, exported, corpus):
-    """The same predictions and losses, without a unigram model to compare with."""
+    """An export has the run's predictions and losses, but no unigram model."""
     text = ["--what=mlm", f"--text={corpus / 'valid.txt'}", "--json"]
     ours = json.loads(
         succeeded(command("evaluate", f"--model={trained}", *text)).stdout
@@ -117,7 +118,7 @@ def test_evaluate(command, trained, exported, corpus):
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["data=1", "data=2 fsdp=2"])
 def test_continued_pretraining(command, arguments, trained, exported, tmp_path, mesh):
-    """Sizes and vocabulary come from there; the loss goes on from where it was."""
+    """Sizes and vocabulary come from init_from; the loss continues at its level."""
     axes = [f"--config.mesh.{m}" for m in mesh.split()]
     given = [a for a in arguments if "model." not in a and "vocab" not in a]
     workdir = tmp_path / "run"
@@ -188,7 +189,7 @@ def test_a_directory_behind_a_url_is_to_be_copied_first(bucket, tmp_path):
 
 
 def test_where_to_write(tmp_path):
-    """Links are followed; of what fails not even new parents are left."""
+    """Links are followed; a failure leaves nothing, not even new parent directories."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "empty")
     target = check_target(str(tmp_path / "link"), "--to=link")

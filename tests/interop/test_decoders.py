@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of Hugging Face's that see what is before them alone: is_decoder."""
+"""Causal models of Hugging Face (is_decoder=True)."""
 
 import dataclasses
 import json
@@ -53,7 +53,7 @@ def test_an_encoder_says_that_it_is_none(tmp_path):
 
 @pytest.mark.parametrize("family", ["roberta", "electra", "distilbert", "albert"])
 def test_families_that_know_no_decoders(family, tmp_path):
-    """They refuse to read one, and one is written as another family's."""
+    """They refuse to read a causal model, and it is written as another family."""
     write(tmp_path / "a", is_decoder=True)
     cfg = hf_read.open_model(tmp_path / "a", "x").cfg
     assert hf_write.choose_family(cfg, ROLES, family)[0].model_type == "bert"
@@ -92,7 +92,7 @@ def test_equal_to_transformers(tmp_path):
     real = data.MASK > 0
     found = ours(batch)
     np.testing.assert_allclose(found[real], wanted(theirs, **batch)[real], atol=1e-5)
-    # And not what they would be if all saw all.
+    # They differ from those with full attention.
     apart = encoder.apply(
         params["encoder"], dataclasses.replace(cfg, is_decoder=False), batch
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""T5, BART and mBART of Hugging Face's: both ways, their logits, what is refused."""
+"""T5, BART and mBART of Hugging Face: read, written, their logits, and refusals."""
 
 import dataclasses
 import functools
@@ -35,7 +35,7 @@ def write(folder, name="t5", change=None, **config):
 
 
 def read_back(folder, model, name, **more):
-    """Write a model, and return its tensors and both of its JSON files."""
+    """Write a model; return its tensors and the contents of both JSON files."""
     folder.mkdir()
     told = folder, model.params(), model.cfg, roles(name), model.family.model_type
     hf_write.write_model(*told, **more)
@@ -56,7 +56,7 @@ def test_logits_are_those_of_transformers(name, tmp_path):
     write(tmp_path, name)
     model = hf_read.open_model(tmp_path, "x")
     assert not model.unexpected and not model.missing and model.heads == {"mlm"}
-    cfg = dataclasses.replace(model.cfg, unroll=1)  # which compiles faster
+    cfg = dataclasses.replace(model.cfg, unroll=1)  # compiles faster
     found = np.asarray(logits(cfg, model.params(), data.BATCH))
     wanted = np.reshape(np.array(GOLDEN[name]["logits"], np.float32), found.shape)
     np.testing.assert_allclose(found, wanted, atol=1e-5)
@@ -72,7 +72,7 @@ def test_there_and_back(name, tmp_path):
     assert made.keys() == given.keys()
     assert all(made[key].tobytes() == given[key].tobytes() for key in given)
     there = dict(GOLDEN[name]["config"])
-    if "lm_head.weight" in given:  # transformers 5 writes that it is tied, all the same
+    if "lm_head.weight" in given:  # transformers 5 still says tied
         there["tie_word_embeddings"] = False
     assert {key: config[key] for key in there} == there
     assert generation["decoder_start_token_id"] == there["decoder_start_token_id"]
@@ -98,7 +98,7 @@ def test_our_leaves_are_those_that_are_initialised(name, tmp_path):
 
 
 def test_a_model_of_our_own(tmp_path):
-    """Without a config.json before it, and with ids of its own tokenizer."""
+    """It has no earlier config.json, and the ids of its own tokenizer."""
     write(tmp_path / "a")
     cfg = hf_read.open_model(tmp_path / "a", "x").cfg
     odd = dict(attention_probs_dropout_prob=0.0, max_position_embeddings=512)
@@ -113,7 +113,7 @@ def test_a_model_of_our_own(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["model_type"] == "t5" and config["n_positions"] == 512
     assert config["architectures"] == ["T5ForConditionalGeneration"]
-    # gated-gelu alone is gelu_new in transformers; what it computes is dense_act_fn.
+    # gated-gelu means gelu_new in transformers, which computes dense_act_fn.
     said = config["feed_forward_proj"], config["dense_act_fn"]
     assert said == ("gated-gelu", "gelu")
     ids = {"decoder_start_token_id": 0, "eos_token_id": 3, "pad_token_id": 0}
@@ -140,12 +140,12 @@ def test_bart_of_our_own_forces_nothing(tmp_path):
     _, config, generation = read_back(tmp_path / "b", model, "bart")
     ids = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
     assert generation == {**ids, "decoder_start_token_id": 2}
-    assert config["forced_eos_token_id"] is None  # its default there is an id
+    assert config["forced_eos_token_id"] is None  # transformers' default is an id
 
 
 @pytest.mark.parametrize("name", ["t5", "bart"])
 def test_other_names_of_the_words(name, tmp_path):
-    """As released: both stacks hold the words, and T5 a table more."""
+    """In released files both stacks have the word table, and T5 has one more table."""
     prefix = "model." if name == "bart" else ""
     cross = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
@@ -240,7 +240,7 @@ def test_options_that_no_encoder_decoder_there_has(tmp_path):
 def test_transformers_opens_what_we_write(name, tmp_path):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    # Read with an activation that feed_forward_proj cannot say.
+    # dense_act_fn has an activation that feed_forward_proj cannot express.
     more = {"dense_act_fn": "gelu"} if name == "exact_gelu" else {}
     name = "t5_v1.1" if more else name
     write(tmp_path / "a", name, **more)

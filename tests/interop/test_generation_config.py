@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ids begin and end what a model writes, as transformers' files say it."""
+"""The ids that begin and end generated texts, from transformers' files."""
 
 import json
 
@@ -27,7 +27,7 @@ def test_config_json_alone(tmp_path):
 def test_the_file_is_before_config_json(tmp_path):
     (tmp_path / FILE).write_text(json.dumps({"eos_token_id": [3, 4]}))
     found = read_generation_config(tmp_path, BART, "x")
-    # What config.json forces does not count beside the file.
+    # generation_config.json takes precedence over forced ids in config.json.
     assert found == GenerationSettings(2, 0, (3, 4), 1)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPT-2's directories, both ways: Conv1D, a head that is the embeddings, one token."""
+"""GPT-2's directories, read and written: Conv1D, a tied head, one special token."""
 
 import json
 
@@ -27,7 +27,7 @@ END = "<|endoftext|>"
 
 
 def write(folder, name="gpt2", kind="LMHeadModel", change=None, **config):
-    """Write a directory of drawn tensors; return them."""
+    """Write a directory of drawn tensors and return them."""
     given = data.write(folder, name, kind, GOLDEN[name][kind]["shapes"], **config)
     if change:
         given = change(given)
@@ -36,7 +36,7 @@ def write(folder, name="gpt2", kind="LMHeadModel", change=None, **config):
 
 
 def with_tokenizer(folder, **config):
-    """Put GPT-2's two files beside a model, of 40 pieces without a merge."""
+    """Add GPT-2's two tokenizer files to a model: 40 pieces without merges."""
     letters = [END, "Ġ", *"abcdefghijklmnopqrstuvwxyz.,!?0123456789"]
     vocab = {piece: i for i, piece in enumerate(letters[:40])}
     (folder / "vocab.json").write_text(json.dumps(vocab))
@@ -46,7 +46,7 @@ def with_tokenizer(folder, **config):
 
 
 def logits(model, params):
-    """Return what a causal model says of data.IDS, by transformers' class."""
+    """Return a causal model's outputs for data.IDS, as transformers' class does."""
     batch = {"input_ids": data.IDS, "attention_mask": data.MASK}
     cfg = encoder.without_pooler(model.cfg)
     hidden = encoder.apply(params["encoder"], cfg, batch).hidden
@@ -99,7 +99,8 @@ def test_logits_are_those_of_transformers(name, kind, tmp_path):
 
 
 def test_columns_land_where_they_belong(tmp_path):
-    """A Conv1D is [in, out]: query, key and value are columns, heads within them."""
+    """A Conv1D is [in, out]: query, key and value are blocks of columns, each divided
+    into heads."""
     given = write(tmp_path)
     layers = hf_read.open_model(tmp_path, "x").params()["encoder"]["layers"]
     whole = given["transformer.h.1.attn.c_attn.weight"]
@@ -137,7 +138,7 @@ def test_columns_are_read_in_blocks(tmp_path, monkeypatch, transpose):
 
 
 def test_files_without_the_prefix_and_with_buffers(tmp_path):
-    """openai-community/gpt2 lies so; GPT2DoubleHeadsModel has a head more."""
+    """As in openai-community/gpt2; GPT2DoubleHeadsModel has one more head."""
 
     def bare(made):
         made = {k.removeprefix("transformer."): v for k, v in made.items()}
@@ -208,7 +209,7 @@ def test_there_and_back_with_its_tokenizer(tmp_path, capsys):
     assert {model.config.objective for model in opened.values()} == {"clm"}
     assert {model.config.model.family for model in opened.values()} == {"gpt2"}
     told = {name: model.logits(["ab c"])[0] for name, model in opened.items()}
-    assert told["a"].shape == (6, 40)  # the text between <|endoftext|> and another
+    assert told["a"].shape == (6, 40)  # the text between two <|endoftext|>
     np.testing.assert_array_equal(told["w"], told["a"])
     np.testing.assert_array_equal(told["b"], told["a"])
     for model in opened.values():
@@ -272,7 +273,7 @@ def test_transformers_opens_what_we_write(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_of_our_own(command, corpus, tmp_path):
-    """What configs/gpt.py trains is GPT-2 to transformers, with the same logits."""
+    """A run of configs/gpt.py exports as a GPT-2 with the same logits."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     from conftest import succeeded
@@ -291,5 +292,5 @@ def test_a_run_of_our_own(command, corpus, tmp_path):
     assert tokenizer.eos_token_id == theirs.generation_config.eos_token_id
     with torch.inference_mode():
         wanted = theirs(torch.tensor([ids])).logits.numpy()[0]
-    found = model.logits([text])[0]  # of [SEP] too
+    found = model.logits([text])[0]  # including [SEP]
     np.testing.assert_allclose(found[:-1], wanted, atol=1e-5)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ELECTRA's two models as one: Google's checkpoints, and Hugging Face's directories."""
+"""ELECTRA's two models as one: Google's checkpoints and Hugging Face directories."""
 
 import json
 
@@ -23,7 +23,7 @@ from bertjax.interop.tensor_layout import walk
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
-    """The same pair in both forms."""
+    """The same pair of models in both forms."""
     folder = tmp_path_factory.mktemp("pairs")
     write(folder / "tf", "electra_small", electra().tf)
     (folder / "tf/checkpoint").write_text('model_checkpoint_path: "electra_small"\n')
@@ -38,7 +38,7 @@ def test_a_pair_is_one_model_of_the_electra_objective(pairs):
 
     ours, theirs = opened(pairs / "tf"), opened(pairs / "hf")
     assert ours.heads == {"generator", "mlm", "rtd"} and not ours.unexpected
-    assert ours.cfg.hidden_act == "gelu"  # google-research/electra: the exact one
+    assert ours.cfg.hidden_act == "gelu"  # google-research/electra: exact gelu
     same_leaves(ours, theirs)
     assert ours.cfg == theirs.cfg and ours.generator.cfg == theirs.generator.cfg
     for name in ("tf", "hf"):
@@ -104,7 +104,7 @@ def test_what_is_no_pair_is_refused(tmp_path):
 
 
 def test_one_half_alone_is_a_model(tmp_path):
-    """As after fine-tuning: the discriminator, and heads that are not known."""
+    """A discriminator alone can be opened, as after finetuning."""
     tensors = {k: v for k, v in electra().tf.items() if k.startswith("electra/")}
     model = opened(write(tmp_path / "tf", "model.ckpt-9", tensors))
     assert (model.heads, model.family.model_type) == (frozenset(), "electra")

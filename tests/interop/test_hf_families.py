@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A family of another package's: one file, and the entry point that names it."""
+"""A model family of another package: one file, and the entry point that names it."""
 
 import json
 
@@ -75,7 +75,7 @@ def test_a_family_from_outside_goes_there_and_back(install, tmp_path, capsys):
     assert written["architectures"] == ["ToyForPreTraining"]
     assert (written["width"], written["depth"]) == (16, 2)
 
-    # Its encoder is BERT's, so that it computes what a BERT of these tensors does.
+    # Its encoder is BERT's, so it computes what a BERT with these tensors does.
     write_hf(tmp_path / "bert", bert().hf, "bert", hidden_act="gelu_new")
     capsys.readouterr()
     lines = []
@@ -92,7 +92,7 @@ def test_a_family_that_cannot_be_imported_is_named(install):
 
 
 def test_an_encoder_is_written_as_the_first_family_that_has_it():
-    """As the oldest, of those that share its code."""
+    """BERT comes first, so a BERT is not written as a later family with its encoder."""
     order = list(all_families())
     assert order[:2] == ["bert", "roberta"]
     assert {"albert", "camembert", "distilbert", "electra", "modernbert"} < {*order}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories of Hugging Face's: both ways, and everything that can be wrong in one."""
+"""Hugging Face directories: read, written, and everything that can be wrong in one."""
 
 import dataclasses
 import itertools
@@ -21,7 +21,7 @@ from bertjax.interop import (
 )
 from bertjax.models.families import FAMILIES as OURS
 
-# What transformers 5.23 writes: testdata/make_hf_layouts.py.
+# Files as transformers 5.23 writes them (testdata/make_hf_layouts.py).
 LAYOUTS = json.loads(
     (Path(__file__).parents[1] / "testdata/hf_layouts.json").read_text()
 )
@@ -33,7 +33,7 @@ def roles(name):
 
 
 def write(folder, name, prefix="", drop=(), change=None, **config):
-    """Write a directory of random tensors; return them."""
+    """Write a directory of random tensors and return them."""
     folder.mkdir(exist_ok=True)
     rng = np.random.default_rng(7)
     made = {
@@ -67,7 +67,7 @@ def test_import_then_export_gives_the_same_bytes(name, tmp_path):
     family = model.family.model_type
     hf_write.write_model(tmp_path / "b", params, model.cfg, roles(name), family)
     modes = {p.stat().st_mode for p in (tmp_path / "b").iterdir()}
-    assert len(modes) == 1  # whoever may read one of the files may read all
+    assert len(modes) == 1  # all files have one mode
     back = load_file(tmp_path / "b/model.safetensors")
     assert back.keys() == given.keys()
     for key in given:
@@ -77,12 +77,12 @@ def test_import_then_export_gives_the_same_bytes(name, tmp_path):
     skipped = {"architectures"} if name == "electra_discriminator" else set()
     for key in config.keys() & there.keys() - skipped:
         assert config[key] == there[key], key
-    assert OURS[family]  # a name that config.model.family knows
+    assert OURS[family]  # a value of config.model.family
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layout_is_that_of_our_own_models(name, tmp_path):
-    """Shapes and names are those that bertjax/models makes."""
+    """Shapes and names equal those of parameters made by bertjax/models."""
     import jax
 
     from bertjax.models import encoder
@@ -165,7 +165,7 @@ def test_a_parameter_of_eight_bits_is_refused_by_name(tmp_path):
 
 @pytest.mark.parametrize("transpose", [False, True])
 def test_tensors_are_read_in_blocks(tmp_path, monkeypatch, transpose):
-    """No more of a file is in memory than a block of rows and what is filled."""
+    """Only a block of rows is in memory at a time, besides the output."""
     given = np.arange(50 * 6, dtype=np.float32).reshape(50, 6)
     save_file({"x": given}, tmp_path / "model.safetensors")
     tensor = read_tensors.open_tensors(tmp_path, "here")["x"]
@@ -224,13 +224,13 @@ def test_a_download_cache_links_into_its_blobs(tmp_path):
 
 def test_heads_may_be_missing(tmp_path):
     drop = [k for k in LAYOUTS["bert"]["shapes"] if "transform" in k or "pooler" in k]
-    write(tmp_path / "a", "bert", drop=drop[:1])  # a part of a head is no head
+    write(tmp_path / "a", "bert", drop=drop[:1])  # an incomplete head does not count
     model = hf_read.open_model(tmp_path / "a", "x")
     assert ("encoder/pooler/kernel" in model.missing) == ("pooler" in drop[0])
     write(tmp_path / "b", "bert", drop=["cls.predictions.transform.dense.bias"])
     model = hf_read.open_model(tmp_path / "b", "x")
     said = []
-    model.report(said.append)  # convert and init_from say what is missing
+    model.report(said.append)  # convert and init_from report it
     assert model.heads == {"nsp"} and "missing" not in " ".join(said)
     assert "mlm/transform/bias" in model.missing
     assert "mlm" not in model.params()
@@ -272,7 +272,7 @@ def test_configs_that_make_no_model(tmp_path, config, words):
 
 
 def test_groups_that_transformers_rounds_otherwise_are_refused(tmp_path):
-    """Layer 9 of 18 has the parameters of group 6, of 14, there, of group 7 here."""
+    """With 14 groups, layer 9 of 18 has group 6 in transformers and group 7 here."""
     write(tmp_path / "a", "albert", num_hidden_layers=18, num_hidden_groups=14)
     refused(tmp_path / "a", "num_hidden_groups=14 of 18 layers is not supported")
 
@@ -283,7 +283,7 @@ def test_layers_that_follow_no_rule_are_refused(tmp_path):
     refused(tmp_path / "a", "layer_types")
     write(tmp_path / "a", "modernbert", layer_types="full_attention")
     refused(tmp_path / "a", "layer_types='full_attention'")
-    # Fewer layers than from one that sees all to the next.
+    # There are fewer layers than the distance of two global layers.
     write(tmp_path / "b", "modernbert", global_attn_every_n_layers=5)
     assert hf_read.open_model(tmp_path / "b", "x").cfg.global_attn_every_n_layers == 5
 
@@ -365,7 +365,7 @@ def test_a_decoder_of_its_own_that_config_ties(tmp_path):
     ],
 )
 def test_a_decoder_of_its_own_has_a_bias_of_its_own(tmp_path, name, other, own):
-    """transformers 5 adds the decoder's; where all is tied they are one."""
+    """transformers 5 adds the decoder's bias; with tied weights both are the same."""
     word = next(n for n in LAYOUTS[name]["shapes"] if "word_embeddings.weight" in n)
 
     def untie(made):
@@ -437,7 +437,8 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path):
     write(tmp_path / "a", "bert")
     model = types.SimpleNamespace(**vars(hf_read.open_model(tmp_path / "a", "x")))
     hf_read.check_tokenizer(model, tokenizer())
-    hf_read.check_tokenizer(model, tokenizer(vocab_size=33))  # padded rows
+    # The table has padding rows.
+    hf_read.check_tokenizer(model, tokenizer(vocab_size=33))
     for change, word in [
         (dict(vocab_size=41), "41 pieces"),
         (dict(pieces=["The"] * 40), "do_lower_case"),
@@ -449,7 +450,7 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path):
     assert len(said) == 1 and "pad_token_id=0, the tokenizer's w1 is 1" in said[0]
     cased = {"lower_case": False, "vocab_size": 2198}
     words = ["".join(w) for w in itertools.product("abcdefghijklm", repeat=3)]
-    # The third as in bert-base-chinese, of which a tenth are words.
+    # The third is like bert-base-chinese, where a tenth of the pieces are words.
     for pieces, rows in [(words[:900], 900), ([*words, "I"], 2198), (words, 21_000)]:
         model.cfg = types.SimpleNamespace(vocab_size=rows, position_offset=0)
         given = cased | {"pieces": pieces, "vocab_size": rows}
@@ -487,7 +488,7 @@ def test_families_for_encoders_of_our_own(tmp_path):
 
 
 def with_padding(folder, model, pad):
-    """Write a model as one whose tokenizer pads with another id."""
+    """Write a model for a tokenizer with another padding id."""
     folder.mkdir()
     given = folder, model.params(), model.cfg, ROLES | {"pad": pad}
     hf_write.write_model(*given, model.family.model_type)
@@ -496,7 +497,8 @@ def with_padding(folder, model, pad):
 
 @pytest.mark.parametrize("pad", [0, 7])
 def test_positions_begin_after_our_own_padding(tmp_path, pad):
-    """RoBERTa's do, and our own vocabularies pad with 0, its with 1."""
+    """RoBERTa's positions begin after the padding id, which is 0 in our own
+    vocabularies and 1 in RoBERTa's."""
     write(tmp_path / "a", "roberta")
     a = hf_read.open_model(tmp_path / "a", "x")
     b = with_padding(tmp_path / "b", a, pad)
@@ -517,7 +519,7 @@ def test_transformers_counts_positions_from_our_own_padding(tmp_path):
     model = hf_read.open_model(tmp_path / "a", "x")
     ids = np.array([[2, 9, 10, 11, 3], [2, 12, 3, 1, 1]])
     wanted = None
-    for pad in (1, 0, 7):  # the first as in the file
+    for pad in (1, 0, 7):  # 1 as in the file
         folder = tmp_path / f"b{pad}"
         with_padding(folder, model, pad)
         theirs = transformers.AutoModelForMaskedLM.from_pretrained(folder).eval()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which switches of an encoder a config.json of Hugging Face's can say."""
+"""Which options of an encoder a Hugging Face config.json can express."""
 
 import pytest
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pytorch_model.bin: read without running it, refused when there is code in it."""
+"""pytorch_model.bin is read without executing it, and refused if it contains code."""
 
 import io
 import json
@@ -18,7 +18,7 @@ from bertjax.interop import hf_read
 
 
 class Storage:
-    """Stands for torch.FloatStorage in a pickle that is written here."""
+    """Stands for torch.FloatStorage in pickles that these tests write."""
 
 
 class Tensor:
@@ -54,7 +54,7 @@ class Pickler(pickle.Pickler):
 
 @pytest.fixture
 def names(monkeypatch):
-    """Modules with torch's names, so that pickle writes them."""
+    """Install modules with torch's names, so that pickle can write them."""
     torch, utils = types.ModuleType("torch"), types.ModuleType("torch._utils")
 
     class FloatStorage:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""convert --add_words: larger vocabularies, and the models that go with them."""
+"""convert --add_words: larger vocabularies, and models with more embeddings."""
 
 import json
 
@@ -28,7 +28,7 @@ def lines(corpus):
     scope="module", params=[f"{k}{j}" for k in KINDS for j in ("", "-json")]
 )
 def tokenizer(request, corpus, tmp_path_factory):
-    """A tokenizer of each kind, from its own files and from a tokenizer.json."""
+    """A tokenizer of each kind, opened from its own files or from a tokenizer.json."""
     kind, _, exported = request.param.partition("-")
     made = train_tokenizer(lines(corpus), kind, 700)
     if exported:
@@ -58,7 +58,7 @@ def test_words_are_one_piece(tokenizer, grown):
         ids = new.encode(sentence)
         added = [i for i in ids if i >= first]
         assert len(added) == 3
-        # In their place the old pieces, around them what was there.
+        # With the old pieces in place of the new one, the ids are the old ids.
         origins = dict(enumerate(grown.origins, first))
         flat = [o for i in ids for o in origins.get(i, [i])]
         assert flat == tokenizer.encode(sentence)
@@ -72,7 +72,7 @@ def test_other_texts_keep_their_ids(tokenizer, grown, corpus):
 
 
 def test_counts(tokenizer, grown):
-    """ "self-made" is a word to SentencePiece, which splits at spaces alone."""
+    """SentencePiece splits only at spaces, so that "self-made" is a word."""
     words = len(WORDS) + (tokenizer.kind == "unigram")
     pieces = "" if tokenizer.kind == "wordpiece" else f" as {2 * words} pieces"
     told = str(grown)
@@ -84,7 +84,7 @@ def test_counts(tokenizer, grown):
 
 
 def test_unknown_character(tokenizer):
-    """Unigram has no piece to score it by; WordPiece's [UNK] and bytes do."""
+    """Unigram has no piece to score it by; WordPiece has [UNK], BPE its bytes."""
     word = "snow\u0436man"
     if tokenizer.kind == "unigram":
         with pytest.raises(UserError, match="1 with a character that the vocabulary"):
@@ -100,7 +100,7 @@ def test_bpe_of_sentencepiece(corpus):
 
 
 def test_export_has_the_same_ids(grown, corpus):
-    """tokenizer.json by the library itself, and read back by ours."""
+    """The tokenizers library encodes with our tokenizer.json as our tokenizer does."""
     from tokenizers import Tokenizer
 
     new = grown.tokenizer
@@ -131,7 +131,8 @@ def test_nothing_to_add(tokenizer, tmp_path):
 
 
 def test_rows():
-    """Means of old rows; rows of padding are used up first, and stay where left."""
+    """New rows are means of old rows. They replace padding rows first, and further
+    padding rows stay."""
     word = np.arange(12, dtype=np.float32).reshape(6, 2)
     tree = {
         "encoder": {"embeddings": {"word": word, "norm": {"bias": word[0]}}},
@@ -152,7 +153,7 @@ def test_rows():
 
 @pytest.mark.slow
 def test_commands(command, arguments, trained, tmp_path):
-    """A run, grown; exported, and grown from there; gone on with."""
+    """Words are added to a run or its export with one result, which trains further."""
     file = tmp_path / "words.txt"
     file.write_text("\n".join([*WORDS, *OLD]) + "\n", "utf-8")
     first, second = tmp_path / "grown", tmp_path / "grown_hf"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories of T5's and BART's with their tokenizers: opened, converted, written."""
+"""T5's and BART's directories with tokenizers: opened, converted and written."""
 
 import io
 import json
@@ -20,7 +20,8 @@ TEXTS = ["The dog walks in the park.", "A list is a house of dogs.", "walks, par
 
 
 def spiece():
-    """Return the bytes of a model as T5's, which begins with <pad> </s> <unk>."""
+    """Return the bytes of a SentencePiece model that begins with <pad> </s> <unk>, as
+    T5's does."""
     import sentencepiece
 
     out = io.BytesIO()
@@ -88,7 +89,7 @@ def test_there_and_back_with_its_tokenizer(name, tmp_path, capsys):
 
 @pytest.mark.parametrize("name", ["t5", "bart"])
 def test_a_tokenizer_with_one_special_token(name, tmp_path):
-    """Ids that end a text are the model's, which only config.json says."""
+    """The ids that end a text are in the model's config.json, not the tokenizer."""
     ids = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
     write(tmp_path / "a", name, **ids, forced_eos_token_id=None)
     with_tokenizer(tmp_path / "a", tokenizer_class="GPT2Tokenizer")
@@ -117,12 +118,12 @@ def test_t5_tokenizers_are_those_of_transformers(tmp_path):
     for text in (*TEXTS, "The <extra_id_0> walks  in <extra_id_1>.", "a</s> b"):
         ids = theirs(text)["input_ids"]
         assert [*ours.encode_with_masks(text), 1] == ids, text
-    # As transformers writes it: one tokenizer.json.
+    # As transformers writes it, with only a tokenizer.json.
     theirs.save_pretrained(tmp_path / "saved")
     saved = load_tokenizer(tmp_path / "saved")
     assert saved.pieces == ours.pieces and saved.roles == ours.roles
     assert special_around(saved) == special_around(ours) == ([], [1])
-    # And as we write it.
+    # As bertjax writes it.
     write_tokenizer(ours, tmp_path, False, 512, seq2seq="t5")
     again = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert again(TEXTS[0])["input_ids"] == theirs(TEXTS[0])["input_ids"]
@@ -146,7 +147,7 @@ def test_what_is_no_vocabulary_of_t5(tmp_path):
 @pytest.mark.parametrize("is_bare", [None, True, False])
 @pytest.mark.parametrize("kind", ["t5", "bart"])
 def test_what_stands_around_a_text_of_our_own(kind, is_bare, tmp_path):
-    """What the model has learnt, else what its family has."""
+    """Special tokens are those of training, if known, otherwise those of the family."""
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]
     (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n")
     own = load_tokenizer(tmp_path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heads of tasks, both ways: tensor for tensor, and the logits of transformers."""
+"""Task heads, read and written: every tensor, and the logits of transformers."""
 
 import dataclasses
 import functools
@@ -27,7 +27,7 @@ OURS = dict(zip(data.KINDS, ("classify", "tag", "span", "choose"), strict=True))
 
 @functools.partial(jax.jit, static_argnums=1)
 def logits(params, cfg):
-    """Return what all heads on one encoder say of data.IDS, by kind."""
+    """Return the outputs of all heads on one encoder for data.IDS, by kind."""
     batch = {"input_ids": data.IDS, "attention_mask": data.MASK}
     encoded = encoder.apply(params["encoder"], cfg, batch)
     spans = heads.task_logits(params["span"], cfg, encoded.hidden)
@@ -61,7 +61,7 @@ def test_heads_of_a_family(family, tmp_path):
         ours = {path: leaf.shape for path, leaf in tensor_layout.walk(shapes)}
         rows = *PARAM_AXES, *objective.shardings
         assert model.describe() == ours and all(axes_of(path, rows) for path in ours)
-        params = {**own, **params}  # the first has the pooler
+        params = {**own, **params}  # the first kind has the pooler
 
         back = tmp_path / f"{kind}.back"
         back.mkdir()
@@ -81,7 +81,7 @@ def test_heads_of_a_family(family, tmp_path):
     real = data.MASK[..., None] > 0
     cfg = dataclasses.replace(model.cfg, unroll=1)  # compiles faster
     said = logits(params, cfg)
-    said |= {kind: logits({**params, **own}, cfg)[kind]}  # of its own pooler
+    said |= {kind: logits({**params, **own}, cfg)[kind]}  # with its own pooler
     for kind, found in said.items():
         wanted = np.array(GOLDEN[family][kind]["logits"], np.float32)
         whole = np.ones_like(wanted, bool) if wanted.ndim == 2 else real
@@ -124,7 +124,7 @@ def test_transformers_opens_what_we_write(family, tmp_path):
         hf_write.write_model(*told, labels=model.task.labels)
         theirs = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(back)
         batch = {"input_ids": data.IDS, "attention_mask": data.MASK}
-        several = kind == "MultipleChoice"  # which are the rows
+        several = kind == "MultipleChoice"  # the rows are one example's choices
         with torch.inference_mode():
             batch = {
                 k: torch.tensor(v[None] if several else v) for k, v in batch.items()
@@ -140,7 +140,7 @@ def test_transformers_opens_what_we_write(family, tmp_path):
 
 
 def test_scores(tmp_path):
-    """One class is a score; the mean of all tokens is ModernBERT's other pooling."""
+    """A single class is a score. ModernBERT can also pool by the mean of all tokens."""
     one = {"id2label": {"0": "LABEL_0"}}
     heads = dict(GOLDEN["bert"]["SequenceClassification"]["shapes"])
     heads |= {"classifier.weight": [1, 8], "classifier.bias": [1]}

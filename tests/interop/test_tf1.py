@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Google's TensorFlow 1 checkpoints of BERT and ALBERT, and what can be wrong."""
+"""Google's TensorFlow 1 checkpoints of BERT and ALBERT, and errors in them."""
 
 import json
 
@@ -37,7 +37,7 @@ def test_bert(tmp_path):
     same_leaves(ours, theirs)
     assert (ours.cfg, ours.heads) == (theirs.cfg, {"mlm", "nsp"})
     assert not ours.missing and not ours.unexpected
-    # What google-research/bert calls gelu is the approximation.
+    # In google-research/bert gelu is the tanh approximation.
     assert (ours.cfg.hidden_act, ours.cfg.layer_norm_eps) == ("gelu_new", 1e-12)
 
 
@@ -67,7 +67,7 @@ def test_albert(tmp_path):
             minloglevel=2,
         )
     _, tokenizer, *_ = models.open_model(str(folder), "--model")
-    assert tokenizer.lower_case  # ALBERT's own steps before SentencePiece
+    assert tokenizer.lower_case  # ALBERT's normalization
     assert tokenizer.encode("The Cát") == tokenizer.encode("the cat")
 
 
@@ -99,12 +99,12 @@ def test_heads_that_are_not_there_or_not_known_are_said(tmp_path, capsys):
     tensors = {k: v for k, v in bert().tf.items() if not k.startswith("cls/pred")}
     tensors |= {"output_weights": np.zeros((3, D), np.float32)}
     opened = models.open_model(str(write_bert(tmp_path / "tf", tensors)), "--model")
-    assert "mlm/transform/kernel" in opened.checkpoint.missing  # convert says them
+    assert "mlm/transform/kernel" in opened.checkpoint.missing  # reported by convert
     said = capsys.readouterr().err
     assert "in the files, not used: output_weights\n" in said
 
 
-# ---------------------------------------------------------------- what is wrong
+# ---------------------------------------------------------------- errors
 def test_bad_checkpoints_are_refused(tmp_path):
     def bad(name, tensors=None, **more):
         return write_bert(tmp_path / name, tensors, **more)
