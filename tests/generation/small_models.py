@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models of each family that writes, and prompts; tensors follow from names."""
+"""Small models of each family that generates, with determined tensors, and prompts."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ ENDS = {"gpt2": (5, 21), "t5": (1, 22), "bart": (2, 30)}
 START = {"t5": 3, "bart": 2}
 SEEDS = {"gpt2": 2, "t5": 3, "bart": 12}
 NEW = 7
-# What transformers' generate is asked for.
+# Options of transformers' generate.
 SETTINGS = {
     "greedy": {},
     "penalty": {"repetition_penalty": 1.5},
@@ -32,7 +32,7 @@ FEW = {"t5": ("greedy", "long texts"), "bart": ("penalty", "short texts")}
 
 
 def settings_of(name):
-    """Return the settings that a model is tried with."""
+    """Return the settings that a model is tested with."""
     return {key: SETTINGS[key] for key in FEW.get(name, SETTINGS)}
 
 
@@ -44,14 +44,14 @@ def draw_prompts(n=16, seed=0):
 
 
 def write(folder, name):
-    """Write the directory of a model, with tensors large enough that it says many
-    things; those of heads_data.draw make it say the same everywhere."""
+    """Write the directory of a model, with tensors large enough to generate different
+    texts; with those of heads_data.draw it would generate the same everywhere."""
     if name == "gpt2":
         shapes = json.loads((heads_data.DATA / "hf_heads.json").read_text())
         heads = shapes["gpt2"]["LMHeadModel"]["shapes"]
         made = heads_data.write(folder, "gpt2", "LMHeadModel", heads)
     else:
-        # A head of its own: a tied one repeats the last token.
+        # Untied, as a tied head would repeat the last token.
         layout = seq2seq_data.layouts()[{"t5": "t5_v1.1"}.get(name, name)]
         made = seq2seq_data.write(folder, layout["config"], layout["shapes"])
     random = np.random.RandomState(SEEDS[name])

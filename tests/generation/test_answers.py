@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts written to rows: what they are scored with is what training would give them."""
+"""Texts generated for rows: their scores are those of the training objective."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ TOKENS = TokenIds(Specials.pad_id, 1, Specials.cls_id, Specials.sep_id, 4)
 
 
 def written(place, batch, ends=False):
-    """Write behind the rows of a batch: T + 1 tokens each without an end."""
+    """Generate after the rows of a batch; without `ends`, T + 1 tokens for each."""
     tokens = TOKENS if ends else dataclasses.replace(TOKENS, sep_id=-1)
     writing = answers.Writing(T + 1 + (place == "decoder"))
     return program(place, tokens, writing)(model_of(place).params, batch)
@@ -37,15 +37,13 @@ def program(place, *how):
 
 @pytest.mark.parametrize("place", PLACES)
 def test_scores_are_those_of_the_rows_that_are_learnt(place):
-    """A text that was written, as the target of its row, has the same ln p."""
+    """A generated text has the same ln p when it is the target of its row."""
     found = written(place, batch_of(place))
     ids = np.asarray(found.ids)
     assert found.lengths.tolist() == [ids.shape[1]] * 4
-    shown = (
-        ids[:, 1:] if place == "decoder" else ids
-    )  # behind [CLS], if that is written
+    shown = ids[:, 1:] if place == "decoder" else ids  # a decoder generates [CLS] too
     batch = batch_of(place, targets=[row[:T].tolist() for row in shown])
-    if place == "decoder":  # what was written first stands where [CLS] would
+    if place == "decoder":  # the first generated token replaces [CLS]
         batch["lm_ids"][:, 0] = batch["decoder_input_ids"][:, 1] = ids[:, 0]
     model = model_of(place)
     own = model.log_p(model.params, batch)[:, : ids.shape[1] - 1]
@@ -54,7 +52,7 @@ def test_scores_are_those_of_the_rows_that_are_learnt(place):
 
 @pytest.mark.parametrize("place", ["prefix", "decoder"])
 def test_targets_are_not_read(place):
-    """With another target, and without one, the same text is written."""
+    """With another target, and without one, the same text is generated."""
     first = written(place, batch_of(place))
     for targets in ([[6] * 5] * 4, None):
         other = written(place, batch_of(place, targets=targets))
@@ -78,7 +76,7 @@ def test_outputs():
     found = written("prefix", batch, ends=True)
     np.testing.assert_array_equal(outputs["generated_ids"], found.ids)
     np.testing.assert_allclose(outputs["generated_scores"], found.scores, atol=1e-5)
-    # Rows to answer have no targets: nothing else is said of them.
+    # Rows without targets have no other outputs.
     sums, outputs = evaluate(model.params, batch_of(targets=None))
     assert not sums and len(outputs) == 3
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts from left to right, against all texts that there are: V = 5, T = 4."""
+"""Generation from left to right, against all possible texts: V = 5, T = 4."""
 
 import jax
 import numpy as np
@@ -49,7 +49,7 @@ def test_beams_that_hold_all_texts_find_the_best(penalty):
 
 
 def plain_beams(table, prompt, k, penalty, early):
-    """Return the texts that transformers' rules find, one row, written as loops."""
+    """Return the texts that transformers' rules find for one row, with plain loops."""
     every, open_texts, done = every_text(table, prompt), [((), 0.0)], []
     for n in range(1, T + 1):
         step = []
@@ -76,7 +76,7 @@ def plain_beams(table, prompt, k, penalty, early):
     [(2, 1.0, "false"), (3, 0.0, "never"), (3, 2.0, "never"), (2, -1.0, "true")],
 )
 def test_beams_follow_the_rules(k, penalty, early):
-    """Rows of a batch do not act on each other."""
+    """Each row of a batch has the texts of the rules for it alone."""
     rows = [[a, b] for a in range(1, V) for b in range(1, V)]
     for seed in range(2):
         table = draw_table(seed, sharp=1.5)
@@ -109,13 +109,13 @@ def test_one_beam_is_greedy_and_a_forced_end_is_written():
         beam_search(TOY, TABLE, prompts(ROWS), beams=Beams(2), **forced),
     ):
         assert all(text[-1] == END for text in texts(written))
-        # Nothing else may stand in the last place, so that it is certain.
+        # The end is the only token allowed at the last position, so its ln p is 0.
         last = np.asarray(written.ids)[..., 2] == END
         assert last.any() and not np.asarray(written.log_probs)[..., 2][last].any()
 
 
 def chi_square(found, wanted):
-    """Return the 0.9999 quantile's share of the statistic: below 1 is fine."""
+    """Return the chi-square statistic divided by its 0.9999 quantile; < 1 passes."""
     stats = pytest.importorskip("scipy.stats")
     keys = [key for key in wanted if wanted[key] >= 5]
     rest = sum(found.values()) - sum(found.get(key, 0) for key in keys)
@@ -194,7 +194,8 @@ def test_filters_and_penalty_by_hand():
 
 
 def test_what_has_been_there_becomes_rarer():
-    """Of the prompt and of what is written; the score is that of the model itself."""
+    """The penalty applies to tokens of the prompt and of the text; the score is the
+    model's own ln p."""
     strong = generate(
         TOY,
         TABLE,
@@ -217,7 +218,7 @@ def test_what_has_been_there_becomes_rarer():
 
 
 def test_nothing_is_computed_behind_the_last_end():
-    """The loop ends with the last row."""
+    """The loop stops when the last row has ended."""
     calls = []
 
     def extend(table, cache, ids):

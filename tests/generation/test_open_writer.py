@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which models write, and which are refused in a line."""
+"""Which models can generate texts, and which are refused in one line."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -33,7 +33,7 @@ CFG = EncoderConfig(
     ],
 )
 def test_models_of_answers_without_a_table_of_positions_are_refused(other):
-    """They ended in a ValueError when the first answer was written."""
+    """Formerly they ended in a ValueError at the first answer."""
     opened = SimpleNamespace(checkpoint="runs/chat")
     with pytest.raises(UserError, match="runs/chat writes no answers"):
         open_dialogue(opened, ({}, dataclasses.replace(CFG, **other)))
@@ -42,8 +42,8 @@ def test_models_of_answers_without_a_table_of_positions_are_refused(other):
 @pytest.mark.parametrize("family", ["t5", "bart", "roberta"])
 @pytest.mark.parametrize("objective", ["denoise", "denoise:target=spans,z_loss=1e-4"])
 def test_an_encoder_decoder_reads_and_writes_rows_as_it_learnt_them(family, objective):
-    """They followed the family alone: one of T5's shape began whole texts with padding,
-    and one of RoBERTa's was refused."""
+    """The objective decides, not only the family. Formerly a model of T5's shape began
+    whole texts with padding, and one of RoBERTa's shape was refused."""
     config = base()
     config.objective, config.model.family = objective, family
     roles = {"pad": 0, "cls": 2, "sep": 3}
@@ -60,14 +60,14 @@ def test_an_encoder_decoder_reads_and_writes_rows_as_it_learnt_them(family, obje
 
 
 def test_a_model_that_answers_out_of_passages_needs_some():
-    """It asked for prompts with passages, and then refused these."""
+    """Formerly the message requested prompts with passages, which were then refused."""
     opened = SimpleNamespace(config=SimpleNamespace(objective="rag"), meta={"task": {}})
     with pytest.raises(UserError, match=r"runs/rag was .* --index=DIR finds them"):
         pick_how(opened, Options(), "runs/rag")
 
 
 def test_code_is_asked_line_by_line_as_it_was_learnt():
-    """Line ends and blanks at the beginning of lines were tokens that no text has."""
+    """Line ends and leading blanks are removed, as training texts do not have them."""
     tokenizer = SimpleNamespace(encode_with_masks=lambda text: [text])
     found = encode_lines(tokenizer, "int f(int a,\r\n      int  b) {\n\n\treturn")
     assert found == ["int f(int a,", "int b) {", "return"]

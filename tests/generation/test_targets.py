@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that were finetuned to write targets: generate writes what predict does."""
+"""Models that were finetuned to write targets: generate and predict write the same."""
 
 import jax
 import numpy as np
@@ -30,7 +30,7 @@ PLACES = {
 
 
 def open_random(vocabulary, place, *more):
-    """Return an open model, and its parameters, larger than they are drawn."""
+    """Return an opened model and its parameters, larger than their initial values."""
     flags = ["task.target_length=6", "data.length=24", "model.hidden_size=32", *more]
     flags = [f"--config.{flag}" for flag in [*PLACES[place], *flags]]
     config = command_line.parse(["--config=finetune/seq2seq.py:smoke", *flags]).config
@@ -53,7 +53,7 @@ def predicted(opened, params, rows):
 
 @pytest.mark.parametrize("place", PLACES)
 def test_texts_are_those_of_predict(vocabulary, place):
-    """Cut ones and an empty one too, in batches of other sizes."""
+    """Also for truncated texts and an empty one, in batches of other sizes."""
     opened, params = open_random(vocabulary, place)
     wanted = Options(batch_size=2)
     assert open_writer.pick_how(opened, wanted, "m") == "left"
@@ -67,7 +67,7 @@ def test_texts_are_those_of_predict(vocabulary, place):
     assert len({*np.round(scores, 3)}) > 2
     if place != "prefix":
         return
-    # Beams, too, by the options that the task has of its own.
+    # Beam search, too, with the task's own options.
     opened.config.task.update(num_beams=3, length_penalty=2.0)
     wanted = Options(num_beams=3, length_penalty=2.0, num_return_sequences=2)
     found = open_writer.write(writer, TEXTS, wanted)
@@ -78,7 +78,7 @@ def test_texts_are_those_of_predict(vocabulary, place):
 
 @pytest.mark.parametrize("place", PLACES)
 def test_rows_of_a_prefix(vocabulary, place):
-    """It stands where a target would, and is no part of the text that sees itself."""
+    """It is at the position of a target, and is causal, unlike the text before it."""
     opened, params = open_random(vocabulary, place)
     writer = open_writer.open_writer(opened, "left", params)
     tokenizer = opened.tokenizer

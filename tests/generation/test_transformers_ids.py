@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ids that transformers' generate writes, of small models: stored, and where torch is
-installed, computed."""
+"""Ids that transformers' generate writes with small models: stored ids and, if torch is
+installed, computed ones."""
 
 import functools
 import json
@@ -20,11 +20,11 @@ GOLDEN = json.loads((small.DATA / "generation_golden.json").read_text())
 
 
 class Ids:
-    """A tokenizer of numbers."""
+    """A tokenizer whose pieces are numbers."""
 
     special_ids = np.zeros(0, np.int32)
     cls_id = unk_id = -1
-    vocab_size = 1000  # more than any of the models has
+    vocab_size = 1000  # more than any model has
 
     def encode_with_masks(self, text):
         return [*map(int, text.split())]
@@ -48,7 +48,7 @@ def open_small(folder, name, **options):
 
 
 def write(model, prompts, batch_size=64, **options):
-    """Return the ids that are written behind prompts, in order."""
+    """Return the ids that are generated after the prompts, in order."""
     if "early_stopping" in options:
         options["early_stopping"] = str(options["early_stopping"]).lower()
     beams = options.get("num_beams", 1)
@@ -65,7 +65,7 @@ def write(model, prompts, batch_size=64, **options):
 
 @pytest.mark.parametrize("name", small.NAMES)
 def test_ids_are_those_of_transformers(name, tmp_path):
-    """There each prompt alone, here in batches of unlike lengths."""
+    """transformers ran each prompt alone; here they share a batch, padded."""
     model = open_small(tmp_path, name)
     for setting, options in small.settings_of(name).items():
         found = write(model, small.draw_prompts(), **options)
@@ -82,7 +82,7 @@ def test_a_batch_of_one_and_other_shapes_give_the_same(tmp_path):
 
 
 def test_a_prefix_counts_as_the_prompt(tmp_path):
-    """It made texts longer than transformers has them, and so others the best."""
+    """Formerly the length penalty counted the prefix, and other texts were the best."""
     model, prefix = open_small(tmp_path, "gpt2"), [11, 12, 13, 14, 15]
     begun = " ".join(map(str, prefix))
     prompts = small.draw_prompts(40, seed=3)
@@ -134,4 +134,4 @@ def test_many_prompts_beside_transformers(name, tmp_path):
                 )[0].tolist()
             begun = 1 if name in small.START else len(prompt)
             others += ids != row[begun : begun + len(ids)]
-        assert others <= 2  # tokens as likely as each other, but for rounding
+        assert others <= 2  # tokens of equal probability, up to rounding

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blanks in any order, beside the same done by hand: a model that is a table."""
+"""Filling blanks in any order, against plain loops, with a model that is a table."""
 
 import itertools
 
@@ -21,11 +21,11 @@ from bertjax.models.config import EncoderConfig
 
 L, V, MASK = 8, 6, 5
 TABLE = np.random.RandomState(0).randn(L, L, V, V).astype(np.float32) * 2
-TABLE[..., MASK] = -1e9  # what no blank becomes
+TABLE[..., MASK] = -1e9  # no blank becomes [MASK]
 
 
 def fill(table, batch):
-    """Each token of the row adds to what is said of each blank."""
+    """Return the logits of each blank: a sum over all tokens of the row."""
     at = batch["mlm_positions"]
     rows = table[at[:, :, None], jnp.arange(L), batch["input_ids"][:, None, :]]
     return rows.sum(axis=2)
@@ -64,7 +64,7 @@ def run(order, rows=ROWS, block=None, pick=None, seed=0):
 
 
 def by_hand(row, choose, steps=None):
-    """Fill a row: choose(blanks, ln p of each token of each) -> those that are kept."""
+    """Fill a row; choose(blanks, their ln p of all tokens) -> indices to fill now."""
     ids, score, calls = np.array(row), 0.0, 0
     while (ids == MASK).any():
         at = np.flatnonzero(ids == MASK)
@@ -100,7 +100,7 @@ def test_one_token_a_call_is_what_is_done_by_hand(name):
 
 
 def test_gamma_bounds_what_a_call_leaves_open():
-    """A gamma of 0 is one token a call."""
+    """gamma=0 fills one token per call."""
     for gamma in (0.0, 0.5, 2.0):
 
         def choose(at, likely, gamma=gamma):
@@ -123,7 +123,7 @@ def test_steps_are_calls(steps):
     done = run(Order("confidence", steps=steps))
     for row, ids, calls in zip(ROWS, done.ids, done.calls, strict=True):
         assert calls == min(steps, row.count(MASK)) and MASK not in ids
-    if steps == 1:  # all at once: what each blank alone would become
+    if steps == 1:  # all at once: each as if it were the only blank
         for i, row in enumerate(ROWS):
             assert done.ids[i].tolist() == by_hand(row, lambda at, p: range(len(at)))[0]
 
@@ -164,7 +164,7 @@ def test_tokens_that_are_taken_back_cost_calls_and_are_filled_again():
 
 
 def test_drawn_texts_have_the_probabilities_of_a_random_order():
-    """Two blanks, one a call: the mean over both orders of what a model says."""
+    """With two blanks, one per call, it is the mean probability over both orders."""
     row, n = [1, 2, MASK, 3, 0, MASK, 4, 1], 3000
     done = run(Order("random"), [row] * n, pick=Pick(1.0))
     found: dict = {}
@@ -246,7 +246,7 @@ def test_texts_are_filled_in_few_shapes_and_in_order():
 
 
 def test_a_broken_model_is_named():
-    """Its scores were written as NaN, which is not JSON."""
+    """Formerly its scores were written as NaN, which is not valid JSON."""
     params = jax.tree.map(lambda x: x * np.nan, tiny_model())
     model = blanks.BlankModel(CFG, params, Letters())
     with pytest.raises(UserError, match="not finite numbers"):
@@ -254,14 +254,14 @@ def test_a_broken_model_is_named():
 
 
 def test_other_blocks_than_a_model_has_learnt_are_refused():
-    """They changed nothing, in silence."""
+    """Formerly they were silently ignored."""
     model = blanks.BlankModel(CFG, {}, Letters(), block=4)
     with pytest.raises(UserError, match=r"--block=2: .* with blocks of 4 tokens"):
         blanks.fill_texts(model, ["ab_c"], Options(block=2))
 
 
 def test_orders_that_are_drawn_give_several_texts():
-    """They were refused as all the same; those of other orders are."""
+    """Random orders give several texts; fixed orders give one and are refused."""
     for options in (Options(order="random"), Options(remask=0.2)):
         check_options(options._replace(num_return_sequences=2))
     with pytest.raises(UserError, match="they would all be the same"):
@@ -269,7 +269,7 @@ def test_orders_that_are_drawn_give_several_texts():
 
 
 def test_left_to_right_by_a_causal_model_is_its_generation():
-    """A model without sight of what follows fills masks as it writes."""
+    """Filling masks from left to right equals generation if the model is causal."""
     import dataclasses
 
     causal = dataclasses.replace(CFG, is_decoder=True)
@@ -297,7 +297,7 @@ def test_left_to_right_by_a_causal_model_is_its_generation():
 
 @pytest.mark.parametrize("name", ["confidence", "entropy"])
 def test_a_model_of_no_numbers_fills_its_blanks_too(name):
-    """It was asked for ever: what is not a number was sorted behind padding."""
+    """Formerly the loop never ended, because NaN was sorted after padding."""
     done = unmask(
         lambda params, batch: jnp.full((*batch["mlm_positions"].shape, V), params),
         jnp.float32(jnp.nan),

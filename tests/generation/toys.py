@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models whose every probability is known: a table, and one without a cache."""
+"""Models for tests of generation: a table of probabilities, and one without a cache."""
 
 from typing import Any, NamedTuple
 
@@ -11,14 +11,14 @@ V, T, END = 5, 4, 0
 
 
 class Toy(NamedTuple):
-    """A decoder; see generation/decode.py."""
+    """A decoder of generation/decode.py."""
 
     prefill: Any
     extend: Any
 
 
 def draw_table(seed: int = 0, sharp: float = 1.0) -> np.ndarray:
-    """Return logits by (place, the token before, the last token): f32 [T, V, V, V]."""
+    """Return logits by (position, token before last, last token): f32 [T, V, V, V]."""
     table = np.random.RandomState(seed).randn(T, V, V, V) * sharp
     return table.astype(np.float32)
 
@@ -56,7 +56,7 @@ def prompts(rows: list[list[int]], width: int = 0) -> dict[str, np.ndarray]:
 
 
 def every_text(table: np.ndarray, prompt: list[int]) -> dict[tuple[int, ...], float]:
-    """Return ln p of all texts behind a prompt: those that end, and those of T."""
+    """Return ln p of all texts after a prompt, with an end or of T tokens."""
     found = {}
 
     def follow(text: tuple[int, ...], score: float) -> None:
@@ -74,14 +74,14 @@ def every_text(table: np.ndarray, prompt: list[int]) -> dict[tuple[int, ...], fl
 
 
 def recomputing_decoder(cfg: Any) -> Toy:
-    """Make a decoder that keeps ids alone, and computes everything at each step."""
+    """Make a decoder that caches only ids, and recomputes everything at each step."""
     from bertjax.models import encoder, heads
 
     def logits(params: Any, ids: jax.Array, size: jax.Array, first: Any) -> jax.Array:
         columns = jnp.arange(ids.shape[1])
         real = (columns < size[:, None]).astype(jnp.int32)
         batch = {"input_ids": ids, "attention_mask": real}
-        if first is not None:  # of a prefix LM: a context that sees itself
+        if first is not None:  # prefix LM: the context has full attention
             batch["attention_steps"] = (columns + 1) * (columns >= first[:, None])
         hidden = encoder.apply(params["encoder"], cfg, batch).hidden
         word = params["encoder"]["embeddings"]["word"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which conversations evaluate --what=answers takes."""
+"""Which conversations evaluate --what=answers uses."""
 
 import pytest
 

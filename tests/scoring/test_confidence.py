@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Intervals that cover, calibration by hand, characters of pieces."""
+"""Coverage of intervals, calibration by hand, characters of pieces."""
 
 import types
 
@@ -12,7 +12,7 @@ from bertjax.scoring.mlm_loss import count_characters
 
 
 def test_intervals_over_documents_cover():
-    """Rows of a document are alike: an interval over rows would be far too narrow."""
+    """Rows of a document are correlated: an interval over rows would be too narrow."""
     rng = np.random.default_rng(0)
     covered = narrow = 0
     for _ in range(400):
@@ -29,7 +29,7 @@ def test_intervals_over_documents_cover():
 
 def test_an_interval_by_hand():
     values, weights = np.array([1.0, 2.0, 6.0]), np.array([1.0, 1.0, 2.0])
-    # the mean is 9/4; documents 0 and 1 have residuals 3 - 2 * 9/4 and its opposite
+    # The mean is 9/4; the documents' residuals are 3 - 2 * 9/4 and its negative.
     got = half_width(values, weights, np.array([5, 5, 9]))
     assert got == pytest.approx(12.706 * np.sqrt(2 * 2 * 1.5**2) / 4, rel=1e-4)
     assert half_width(values, weights, np.zeros(3)) is None
@@ -42,7 +42,8 @@ def test_calibration_by_hand():
     sure = np.array([[0.95, 0.95], [0.35, 1.0]])
     right = np.array([[True, False], [False, True]])
     made.add(sure, right, np.array([[1.0, 1.0], [2.0, 0.0]]))
-    # two guesses at 0.95, one right: 0.45 off; two at 0.35, none right; one of weight 0
+    # Two guesses at 0.95, one right: off by 0.45. Two at 0.35, none right. One has
+    # weight 0.
     assert made.error() == pytest.approx((2 * 0.45 + 2 * 0.35) / 4)
     made.add(np.ones(4), np.ones(4, bool), np.ones(4))
     assert made.error() == pytest.approx((abs(5 - 5.9) + 2 * 0.35) / 8)

@@ -38,6 +38,6 @@ def test_records_of_data_valid_are_read_as_in_training(kind, vocabulary, tmp_pat
     lines = ["class A {", "int f() { return 1; }", "}"]
     lines = lines if kind == "code" else RECORDS[kind][0]["sentences"]
     assert found == [sum(map(len, lines))]
-    if kind == "code":  # models are compared on --text, whatever their own is
+    if kind == "code":  # --text is the same for all models
         found = documents_of("", vocabulary, tmp_path, text=str(path), **given)
         assert found == [sum(len(" ".join(x.split())) for x in JAVA.splitlines())]

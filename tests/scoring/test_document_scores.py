@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""--what=lm and --what=elbo: documents, their totals, and what is refused."""
+"""--what=lm and --what=elbo: documents, their totals, and refusals."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from bertjax.scoring.document_costs import Cost, Text, first_characters, read_te
 
 
 class Tokenizer:
-    """A letter a token; `kind` is what the encoder of documents asks for."""
+    """One token per letter; the encoder of documents reads `kind`."""
 
     kind, joins_with_space, has_sentences, vocab_size = "wordpiece", False, True, 128
 
@@ -48,7 +48,7 @@ def test_the_text_of_a_document():
 
 
 def test_costs_add_up_by_hand():
-    """Two documents and one without a token; their ratio's interval as elsewhere."""
+    """Two documents and one without tokens add up to these scores."""
     texts = [
         Text(np.array([5, 1, 7]), 6, 8),
         Text(np.array([5]), 4, 4),
@@ -68,7 +68,8 @@ def test_costs_add_up_by_hand():
 
 @pytest.fixture
 def run(trained, corpus, tmp_path, monkeypatch, capsys):
-    """Run the command on three short documents; the run may claim an objective."""
+    """A function that runs the command on three short documents, as if the run had the
+    given objective."""
     file = tmp_path / "some.txt"
     some = (corpus / "valid.txt").read_text(encoding="utf-8").split("\n\n")[:3]
     file.write_text("\n\n".join(text[:400] for text in some), encoding="utf-8")
@@ -107,7 +108,7 @@ def test_lm_of_documents(run, trained):
     assert found["bits_per_character"] == pytest.approx(bits / found["characters"])
     assert found["bits_per_byte"] == pytest.approx(bits / found["bytes"])
     assert found["documents"] == 3 and found["windows"] > 6
-    # The same documents whatever the windows are.
+    # The documents are the same with any windows.
     given = "--what=lm", "--json", "--length=64", "--stride=64", "--begin=none"
     with pytest.raises(UserError, match=r"--stride=64 .* it is 62 at most"):
         run(*given, objective="clm")
@@ -216,13 +217,14 @@ def test_the_longest_row_that_a_run_has_seen(trained):
     assert make_language_model(opened, ({}, opened.cfg)).longest == 32
     opened.config.phases = "percent=50; length=48"
     assert make_language_model(opened, ({}, opened.cfg)).longest == 48
-    # Of 48 slots 36 are text, the others copies.
+    # 36 of the 48 slots are text, the others copies.
     opened.config.objective = "pmlm"
     assert make_language_model(opened, ({}, opened.cfg)).longest == 36
 
 
 def test_no_token_stands_where_training_had_sep(trained):
-    """Of rows of 32 tokens the last was always [SEP]: nothing else is likely there."""
+    """The last token of full training rows was always [SEP], so no other token is
+    likely at that position."""
     args = types.SimpleNamespace(length=32, stride=0, characters=0, examples=0)
     opened = models.open_model(str(trained), "--model")
     lm = sequence_scorers.make_language_model(opened, ({}, opened.cfg))
@@ -249,7 +251,7 @@ def test_no_token_stands_where_training_had_sep(trained):
 
 
 def test_gpt2_equals_transformers(corpus, tmp_path, capsys):
-    """Its loss of a text, and of a longer one by strides as its guide has it."""
+    """The loss of a text in windows is that of transformers' guide to perplexity."""
     torch = pytest.importorskip("torch")
     hf = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -289,7 +291,7 @@ def test_gpt2_equals_transformers(corpus, tmp_path, capsys):
 
 
 def test_mntp_is_scored_on_the_common_rows_one_place_to_the_left(run, trained):
-    """The same rows and masks through the objective itself give the same loss."""
+    """The objective itself has the same loss on the same rows and masks."""
     from bertjax.scoring import mlm_loss
     from bertjax.scoring.mlm import COMMON
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bertjax.evaluate: rates, lines and pairs, and what it refuses."""
+"""bertjax.evaluate: mask rates, lines, pairs, and refusals."""
 
 import json
 import math
@@ -28,7 +28,7 @@ NO_TOKEN = dict(sentence_bad="\u200b")
 
 @pytest.fixture
 def run(trained, capsys):
-    """Run the command in this process: its standard output and what it said."""
+    """A function that runs the command in this process and returns its output."""
 
     def call(*given):
         capsys.readouterr()
@@ -39,7 +39,7 @@ def run(trained, capsys):
 
 
 def test_rows_add_up_by_hand():
-    """Two batches, one row of padding; document 0 has two rows."""
+    """Two batches, one padding row, and a document 0 of two rows."""
     log_unigram, characters = np.log([0.5, 0.25, 0.25]), np.array([0, 2, 4])
     tally = Tally(np.array([0, 0, 1]), log_unigram, characters, ["mlm"])
     real = np.array([1.0, 1.0]), np.array([1.0, 0.0])
@@ -66,15 +66,16 @@ def test_rows_add_up_by_hand():
     found = tally.results()
     assert (found["tokens"], found["predictions"], found["documents"]) == (9, 5, 2)
     assert found["unigram_cross_entropy"] == pytest.approx(math.log(4))
-    # losses 1 2 3 | 1 2 over characters 2 4 2 | 4 4
+    # Losses 1 2 3 | 1 2, characters 2 4 2 | 4 4.
     assert found["bits_per_character"] == pytest.approx(9 / math.log(2) / 16)
     assert found["mlm_calibration_error"] == pytest.approx(3 / 5 - 0.5)
-    # document 0: 6 of weight 3, document 1: 3 of 2, mean 9/5: residuals 0.6, -0.6
+    # Document 0 has loss 6, weight 3; document 1 loss 3, weight 2. The mean is 9/5, and
+    # the residuals are 0.6 and -0.6.
     width = 12.7062 * math.sqrt(2 * 2 * 0.36) / 5
     assert found["mlm_loss_ci95"] == pytest.approx(width, rel=1e-4)
 
 
-# What else a run may have been trained with: rows, masks and an objective of its own.
+# Keys with which a run may have been trained: its own rows, masks and objective.
 OTHERS = (
     {},
     {
@@ -100,7 +101,7 @@ OTHERS = (
 
 @pytest.fixture
 def pretend(monkeypatch):
-    """Let the model that is opened be one that was trained with other keys."""
+    """A function that makes opened models look as if trained with other keys."""
     open_model, read_params = models.open_model, models.read_params
 
     def change(keys):
@@ -121,7 +122,7 @@ def pretend(monkeypatch):
 
 @pytest.fixture
 def batches(monkeypatch):
-    """The hashes of the batches that are scored."""
+    """A list that collects the hashes of the scored batches."""
     seen, eval_batches = [], Batches.eval_batches
 
     def watched(self, *given):
@@ -134,7 +135,7 @@ def batches(monkeypatch):
 
 
 def test_models_are_compared_on_the_same_rows_and_masks(run, pretend, batches):
-    """Whatever they were trained with; the numbers of one model then are the same."""
+    """They do not depend on the training config, so a model's scores do not either."""
     hashes, found = [], []
     for keys in OTHERS:
         pretend(keys)
@@ -193,7 +194,7 @@ def test_the_layout_of_what_masks_nothing_names_no_masking(run, pretend):
 
 
 def test_what_is_no_number_is_null(run, monkeypatch):
-    """JSON has no NaN: the accuracy where nothing was to be predicted."""
+    """An accuracy without predictions is null, as JSON has no NaN."""
     rates = {0.1: {"mlm_accuracy": math.nan, "mlm_loss": 2.0}}
     scores = Scores([{"step": 3, "rates": rates}], [])
     monkeypatch.setattr(own, "score", lambda *_: scores)
@@ -203,7 +204,7 @@ def test_what_is_no_number_is_null(run, monkeypatch):
 
 
 def test_each_way_names_its_model(run, trained, tmp_path):
-    """So that a page or a table of many such objects can say whose they are."""
+    """So a page or table of many results can tell the models apart."""
     (tmp_path / "lines.txt").write_text("a list of words.\n")
     (tmp_path / "pairs.jsonl").write_text(json.dumps(PAIR))
     row = {"query": "a list", "positive": "a list of words."}
@@ -270,7 +271,7 @@ def test_a_way_from_outside(run, trained, tmp_path, monkeypatch):
 
 def test_pairs(command, trained, tmp_path):
     file = tmp_path / "pairs.jsonl"
-    same = PAIR | {"sentence_bad": "A list of  words."}  # the same tokens: a tie
+    same = PAIR | {"sentence_bad": "A list of  words."}  # the same tokens, a tie
     file.write_text("\n".join(map(json.dumps, [PAIR, same, PAIR | {"field": "f"}])))
     given = ["--what=pairs", f"--model={trained}", f"--text={file}", "--json"]
     found = json.loads(succeeded(command("evaluate", *given)).stdout)
@@ -345,7 +346,8 @@ def test_a_cache_of_another_machine(tmp_path):
 
 
 def test_what_is_guessed_costs_no_second_encoder():
-    """Beside the objective's own sums: with pairs the last layer came twice."""
+    """Guesses share the encoder with the objective's sums; formerly the last layer ran
+    twice with sentence pairs."""
     cfg = EncoderConfig(100, 64, 2, 2, 256, max_position_embeddings=32)
     objective, cfg = make_objective("mlm+nsp", cfg)
     guess = make_guesser(cfg)
@@ -398,7 +400,7 @@ def test_what_is_written_replaces_no_text(tmp_path):
         mine = str(folder / f"{name}.jsonl")
         with pytest.raises(UserError, match=r"--mine=.* is a file of --text, which it"):
             retrieval.check_mining(mine, {"valid": read[0]})
-    odd = folder / "a,b.jsonl"  # where files are patterns, commas part them
+    odd = folder / "a,b.jsonl"  # commas separate patterns
     odd.write_text("{}\n")
     with pytest.raises(UserError, match=r"--mine=.* is a file of --text, which it"):
         retrieval.check_mining(str(odd), {"valid": Collection(files=[str(odd)])})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bound by masks against all orders, on texts so short that they can be had."""
+"""The bound by masks against all orders, on texts short enough to enumerate them."""
 
 import itertools
 import math
@@ -62,7 +62,7 @@ def costs(params):
 
 
 def order_costs(costs):
-    """What filling in the tokens costs, in each order: [24]."""
+    """Return the cost, -ln p, of filling in the tokens in each of the 24 orders."""
     found = []
     for order in itertools.permutations(range(4)):
         hidden, total = [True] * 4, 0.0
@@ -84,18 +84,18 @@ def test_all_masks_give_the_mean_over_all_orders(params, costs, before):
     [(value, variance)] = bound([(TEXT, Window(0, 0, 4))])
     each = order_costs(costs[before])
     assert -value == pytest.approx(each.mean(), rel=1e-5) and variance == 0
-    # It bounds -ln p of a model that draws the order first.
+    # It is an upper bound of -ln p of a model that draws the order first.
     assert -value > -math.log(np.exp(-each).mean())
 
 
 @pytest.mark.parametrize("estimator, rel", [("any_order", 0.01), ("continuous", 0.02)])
 def test_draws_estimate_it(params, costs, estimator, rel):
-    """Each of many keys gives another estimate; in the mean they are right, and as far
-    off as they say."""
+    """Estimates with different keys have the right mean, and the variance that they
+    report."""
     want = order_costs(costs[False]).mean()
     found, said = [], []
     for seed in range(2000):
-        # Fewer draws than masks: none of them is exact.
+        # There are fewer draws than masks, so no estimate is exact.
         drawn = draw_masks(4, 8, estimator, counter_rng.fold(seed, "x"))
         assert not drawn.exact
         each = [-costs[False][tuple(m)][m].sum() for m in drawn.masks.tolist()]
@@ -103,7 +103,7 @@ def test_draws_estimate_it(params, costs, estimator, rel):
         found.append(-one.value)
         said.append(one.variance)
     assert np.mean(found) == pytest.approx(want, rel=rel)
-    # Conservative: neighbouring parts of the range differ in their means too.
+    # It is conservative, as the means of neighboring parts of the range differ too.
     assert 0.85 < np.mean(said) / np.var(found) < 2
 
 
@@ -120,7 +120,7 @@ def test_draws_share_the_range_evenly():
 
 
 def test_the_mask_has_no_probability(params):
-    """What it would have belongs to the others: over them p adds up to 1."""
+    """The probabilities of the other tokens add up to 1 without [MASK]."""
     for never, total in (IDS.mask_id, 1.0), (None, 1.0):
         run = make_row_scorer(CFG, params, 0, never=never)
         row = masked_row(
@@ -151,7 +151,7 @@ def test_draws_are_of_the_text_alone(params):
 
 
 def test_what_stands_before_a_window_s_tokens_is_seen(params, costs):
-    """What is behind a context costs what all orders of it alone cost."""
+    """The tokens after a context cost the mean over all orders of these tokens."""
     assert cut_windows(4, 2, 2) == [Window(0, 0, 2), Window(2, 2, 4)]
     bound = bounder(params)
     [behind] = bound([(TEXT, Window(0, 2, 4))])

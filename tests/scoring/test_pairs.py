@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Minimal pairs by hand, and lines that are none."""
+"""Minimal pairs by hand, and lines that are not pairs."""
 
 import gzip
 import json
@@ -32,14 +32,14 @@ def test_paradigms_weigh_alike_and_ties_are_half_right():
     assert "ties, counted as one half: 1" in told
     pairs.append(pair("q"))
     more = compare(pairs, [-1.0, -2.0, -3.0, -1.0, -1.0], [-2.0, -2.0, -2.0, -5.0, 0.0])
-    # 1, 1/2, 0: squares 1/4 + 1/4 over 2; 1, 0: 1/4 + 1/4 over 1
+    # Variances: 1, 1/2, 0 have (1/4 + 1/4) / 2; 1, 0 have (1/4 + 1/4) / 1.
     half = 1.96 * (1 / 4 / 3 + 1 / 2 / 2) ** 0.5 / 2
     assert more["accuracy_ci95"] == pytest.approx(half)
     assert "±" in table(more)[-2] and "±" not in told
-    # Without ties the binomial's: p (1 - p) / (n - 1).
+    # Without ties it is the binomial's: p (1 - p) / (n - 1).
     plain = compare([pair("p")] * 4, [-1.0, -1.0, -1.0, -3.0], [-2.0] * 4)
     assert plain["accuracy_ci95"] == pytest.approx(1.96 * (3 / 16 / 3) ** 0.5)
-    # Who cannot tell sentences apart guesses: the share of a coin, not of the winner.
+    # A model that cannot distinguish the sentences guesses, and is right half the time.
     assert compare([pair("p")] * 3, [-1.0] * 3, [-1.0] * 3)["accuracy"] == 1 / 2
     right = compare([pair("p")] * 20, [-1.0] * 20, [-2.0] * 20)
     assert right["accuracy"] == 1 and "accuracy_ci95" not in right

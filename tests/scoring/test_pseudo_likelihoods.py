@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pseudo-log-likelihoods against loops of one mask a forward."""
+"""Pseudo-log-likelihoods against loops with one mask per forward pass."""
 
 import itertools
 
@@ -25,10 +25,10 @@ SIZES = dict(
 
 
 class Letters:
-    """A tokenizer: a letter a token; one that is no capital goes on with a word."""
+    """A tokenizer with one token per letter; lower-case letters continue a word."""
 
     pad_id, unk_id, cls_id, sep_id, mask_id = range(5)
-    vocab_size = 33  # beyond it the table is padding
+    vocab_size = 33  # the table has more rows, which are padding
     pieces = ("pad", "unk", "cls", "sep", "mask", *"ABCDEFGHIJKLMNabcdefghijklmn")
     word_starts = np.array([not p.islower() or i < 5 for i, p in enumerate(pieces)])
 
@@ -50,7 +50,7 @@ def model(name):
 
 
 def naive(cfg, params, ids, variant):
-    """Mask one token a row, unpadded, and make all logits."""
+    """Mask one token per row, without padding, and compute all logits."""
     row = np.array([[TOKENIZER.cls_id, *ids, TOKENIZER.sep_id]], np.int32)
 
     masked = np.repeat(row, len(ids), axis=0)
@@ -121,7 +121,7 @@ def test_neighbours_and_batches_do_not_matter(monkeypatch):
     texts = [TEXTS[0], TEXTS[2], TEXTS[4], TEXTS[0]]
     together = score_texts(cfg, params, texts, "within_word")
     assert together[0] == together[3]
-    monkeypatch.setattr(pll, "LENGTHS", 1)  # all are padded to the longest
+    monkeypatch.setattr(pll, "LENGTHS", 1)  # pad all rows to the longest
     scorer = pll.make_scorer(cfg, params, TOKENIZER, "within_word", batch_size=3)
     ids = TOKENIZER.encode_batch(texts[::-1])
     want = [score.score for score in together[::-1]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How deep a cross-encoder looks into what a search finds."""
+"""How many of the passages that a search finds a cross-encoder reranks."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ from bertjax.tasks.search import Dense
 
 @pytest.mark.parametrize("depth, found", [(None, 0), (100, 0), (130, 1)])
 def test_a_cross_encoder_orders_as_many_as_depth_says(depth, found, monkeypatch):
-    n, answer = 150, 120  # passages, of which the next is less near, and the answer
+    n, answer = 150, 120  # passages in order of similarity; the right one
     vectors = np.arange(n, 0, -1, dtype=np.float32)[:, None]
     collection = Collection([""] * n, [""], [{answer: 1}], [-1])
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pseudo-log-likelihoods of encoder-decoders, beside the loss that they learn by."""
+"""Pseudo-log-likelihoods of encoder-decoders, against their training loss."""
 
 import jax
 import numpy as np
@@ -18,7 +18,7 @@ CFG = EncoderConfig(
     classifier_transform=False, max_position_embeddings=32, unroll=1, **RATES,
 )  # fmt: skip
 OBJECTIVE, _ = make_objective("denoise", CFG)
-STARTS = np.arange(V) % 2 == 0  # odd ids go on a word
+STARTS = np.arange(V) % 2 == 0  # odd ids continue a word
 TEXTS = [(10, 11, 12), (6,), (8, 9, 11, 14, 15), (10, 11, 12)]
 SENTINELS = np.array([20, 19])
 TOKENIZER = fake_tokenizer(V, word_starts=STARTS, sentinel_ids=SENTINELS)
@@ -36,7 +36,7 @@ def scores(params, texts, spans, variant="original", **more):
 
 
 def loss_of(params, read, written, truth):
-    """What the model's own objective says of a row whose last token alone counts."""
+    """Return the objective's loss of a row in which only the last token counts."""
     n, t = len(read), len(written)
     pad = lambda ids: np.array([ids + [0] * (ROOM - len(ids))], np.int32)  # noqa: E731
     batch = {
@@ -98,7 +98,7 @@ def test_scores_are_what_the_objective_costs(spans, variant, params):
 
 @pytest.mark.parametrize("spans", [True, False])
 def test_no_token_is_seen_where_it_is_guessed(spans, params):
-    """Of texts of one token all likelihoods together are one."""
+    """The likelihoods of all texts of one token add up to 1."""
     found = scores(params, [(token,) for token in range(V)], spans)
     assert logsumexp(found) == pytest.approx(0, abs=1e-5)
 

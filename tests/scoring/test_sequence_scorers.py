@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which scorer goes with which model, and that each scores a text as it says."""
+"""Which scorer goes with which model, and the scores of each."""
 
 import jax
 import numpy as np
@@ -51,7 +51,7 @@ def lm():
     ],
 )
 def test_what_an_objective_learns(objective, scorers):
-    """The first is the default."""
+    """The scorers of an objective; the first is the default."""
     learnt = [objective]
     assert find_scorers(False, learnt) == scorers.split()
     assert find_scorers(True, learnt) == ["lm"]
@@ -59,7 +59,7 @@ def test_what_an_objective_learns(objective, scorers):
 
 
 def test_what_earlier_phases_taught_is_scored_too():
-    """The last one's is the default."""
+    """The scorer of the last phase is the default."""
     assert find_scorers(False, ["mlm", "clm", "mlm"]) == ["pll", "lm", "elbo"]
     assert find_scorers(False, ["clm", "mlm"]) == ["lm", "pll", "elbo"]
     config = base()
@@ -142,7 +142,7 @@ def test_lm_of_an_encoder_sees_no_later_token(lm):
     [ids] = TOKENIZER.encode_batch(TEXTS[:1])
     found = logits(lm.params, np.array([[2, *ids]], np.int32), causal=True)[0]
     want = sum(found[i, true] for i, true in enumerate(ids))
-    # Of clm it is made a decoder, as in training; else steps say who sees whom.
+    # A clm model becomes a decoder, as in training; otherwise steps make it causal.
     assert lm.causal[0].is_decoder and not lm.causal[1]
     by_steps = lm._replace(learnt=("mntp",))
     assert by_steps.causal == (CFG, True)
@@ -155,7 +155,7 @@ def test_lm_of_an_encoder_sees_no_later_token(lm):
 
 
 def test_elbo_is_exact_where_all_masks_are_drawn(lm):
-    """Five tokens have 31 masks; with fewer draws the bound is not far."""
+    """Five tokens have 31 masks; with fewer draws the bound is near."""
     exact, _ = score_texts(lm, TEXTS[:2], "elbo", Options(draws=32))
     drawn, _ = score_texts(lm, TEXTS[:2], "elbo", Options(draws=30))
     assert exact.score != drawn.score

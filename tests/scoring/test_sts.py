@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sentence similarity: correlations by hand, their intervals, tables and refusals."""
+"""Sentence similarity: correlations, their intervals, tables and refusals."""
 
 import json
 
@@ -20,7 +20,7 @@ ROWS = [
     ("The statement is executed.", "A class has methods.", "1"),
     ("The name of a list.", "A module has a name.", "1"),
 ]
-HEADLESS = [*ROWS]  # no line names their columns
+HEADLESS = [*ROWS]  # for a file without a header
 METRICS = {"pearson": metrics.pearson, "spearman": metrics.spearman}
 
 
@@ -31,7 +31,7 @@ def write(file, rows=ROWS, head=("sentence1", "sentence2", "score")):
 
 
 def test_as_the_vectors_of_embed_say(trained, tmp_path, capsys):
-    """The definition of sentence-transformers' EmbeddingSimilarityEvaluator."""
+    """Scores are those of sentence-transformers' EmbeddingSimilarityEvaluator."""
     scipy_stats = pytest.importorskip("scipy.stats")
     table = write(tmp_path / "sts.tsv")
     given = [f"--model={trained}", "--what=sts", f"--text={table}"]
@@ -48,7 +48,7 @@ def test_as_the_vectors_of_embed_say(trained, tmp_path, capsys):
         assert found[f"{name}_cosine_ci95"] > 0
     assert (found["pairs"], found["step"]) == (6, 12)
     assert found["model"] == str(trained)
-    # The same by the numbers of columns, in a table without their names, as a set.
+    # A table without a header, as a named set, with columns by number.
     bare = write(tmp_path / "bare.tsv", head=None)
     columns = ["--columns=1,2", "--label=3"]
     evaluate.main([*given[:2], f"--text=dev={bare}", *columns])
@@ -77,12 +77,12 @@ def test_a_model_for_inner_products_is_scored_by_them(capsys):
 
 @pytest.mark.parametrize("name", METRICS)
 def test_intervals_of_correlations(name):
-    """As the jackknife's, also with ties; they hold the truth as often as they say."""
+    """They equal the jackknife's, also with ties, and have the right coverage."""
     rng = np.random.default_rng(0)
     gold = rng.integers(0, 6, 400).astype(float)
     seen = gold + rng.gumbel(0, 2, 400)
     left = [METRICS[name](np.delete(seen, i), np.delete(gold, i)) for i in range(400)]
-    jackknife = 1.966 * np.sqrt(399) * np.std(left)  # Student's t of 399
+    jackknife = 1.966 * np.sqrt(399) * np.std(left)  # Student's t, 399 d.o.f.
     assert correlation_half_width(seen, gold, name == "spearman") == pytest.approx(
         jackknife, rel=0.03
     )

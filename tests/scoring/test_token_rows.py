@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causal rows and windows against runs of one prefix at a time."""
+"""Causal rows and windows against one run per prefix."""
 
 import dataclasses
 
@@ -29,7 +29,7 @@ ENCODER = EncoderConfig(
     pooler=False,
 )
 DECODER = dataclasses.replace(ENCODER, is_decoder=True)
-# GPT's head: the word embeddings, and nothing of its own.
+# GPT's head: the word embeddings, without parameters of its own.
 BARE = dataclasses.replace(DECODER, classifier_transform=False, decoder_bias=False)
 BEGIN, PAD = 2, 0
 TEXT = np.random.default_rng(1).integers(5, 40, 20)
@@ -43,7 +43,7 @@ def model(cfg):
 
 @jax.jit  # shared by all tests
 def logits_of(params, ids, mask, positions):
-    """Of rows, by the decoder without the scorers' own arrays."""
+    """Return ln p of all tokens of rows, by the model without the scorer's code."""
     batch = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
     cfg = BARE if "mlm" not in params else DECODER
     hidden = encoder.apply(params["encoder"], cfg, batch).hidden
@@ -54,8 +54,8 @@ def logits_of(params, ids, mask, positions):
 
 
 def one_by_one(params, tokens):
-    """ln p of each of the tokens behind the first, a row for each prefix: f64."""
-    width = len(TEXT) + 1  # of all, to compile once
+    """Return ln p of each token after the first, f64, with one row per prefix."""
+    width = len(TEXT) + 1  # the same for all, to compile once
     before = width - np.arange(1, width)[:, None]  # the prefix ends the row
     column = np.arange(width)[None]
     mask = column >= before
@@ -83,13 +83,12 @@ def whole(n, begin=BEGIN):
     "cfg, steps", [(ENCODER, True), (DECODER, False), (BARE, False)]
 )
 def test_sums_are_those_of_a_run_step_by_step(cfg, steps):
-    """Of an encoder by attention_steps, of a decoder by itself, and on the left or the
-    right of padding."""
+    """Encoders with steps, and decoders, have the sums of one run per prefix."""
     want = one_by_one(model(cfg), np.append(BEGIN, TEXT))
     parts = [1, 7, 12, 20]
     got = score(cfg, [whole(n) for n in parts], steps=steps)
     assert got == pytest.approx([want[:n].sum() for n in parts], rel=1e-5)
-    # A prefix and what is scored behind it add up.
+    # The scores of a prefix and of the rest after it add up to the whole.
     rest = causal_row(TEXT, Window(0, 12, 20), BEGIN)
     assert got[2] + score(cfg, [rest], steps=steps) == pytest.approx(got[3], rel=1e-5)
     # Without a begin token the first is not scored, as in transformers.
@@ -104,7 +103,7 @@ def test_what_follows_changes_nothing(cfg, steps):
     other = Row(np.append(row.ids[:9], [7] * 11), *first[1:])
     one, two = score(cfg, [first, other], steps=steps)
     assert one == two
-    seen = make_row_scorer(ENCODER, model(ENCODER), PAD)  # who sees all does see it
+    seen = make_row_scorer(ENCODER, model(ENCODER), PAD)  # with full attention
     sizes, counts = np.array([20, 20]), np.array([9, 9])
     one, two = seen(sizes, counts, lambda i: (first, other)[i])
     assert abs(one - two) > 1e-3
@@ -120,7 +119,8 @@ def test_batches_do_not_matter():
 @pytest.mark.parametrize("begin", [BEGIN, None])
 @pytest.mark.parametrize("room, stride", [(8, 4), (8, 8), (9, 2), (32, 16)])
 def test_windows_equal_a_direct_computation(begin, room, stride):
-    """Written as transformers' guide to the perplexity of models of fixed length."""
+    """The direct computation is that of transformers' guide to perplexity of
+    fixed-length models."""
     if begin is None:
         stride = min(stride, room - 1)
     params, want, told = model(DECODER), 0.0, 0
