@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole encoders: what their matrices see, and what is left of them."""
+"""Whole encoders: the inputs of their matrices, and their compressed weights."""
 
 import functools
 import json
@@ -44,7 +44,7 @@ def make_model(name):
 
 
 def make_batch(pad, rows=4, seed=0):
-    """Rows of 5 to 8 tokens, padded to `pad`; the last one only fills the batch."""
+    """Make rows of 5 to 8 tokens, padded to `pad`; the last row has weight 0."""
     draw = np.random.default_rng(seed)
     real = (np.arange(pad) < np.array([8, 5, 7, 8])[:rows, None]).astype(np.int32)
     ids = draw.integers(1, 40, (rows, 8))
@@ -69,7 +69,7 @@ def depths_of(cfg):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_walk_is_the_encoder(name):
-    """Layer by layer the rows come out as from the encoder at once."""
+    """Layer by layer, the walk computes what the encoder does."""
     cfg, params = make_model(name)
     batch = make_batch(8)
     part = params["encoder"]
@@ -84,7 +84,8 @@ def test_the_walk_is_the_encoder(name):
 
 
 def test_hessians_are_of_real_tokens_alone():
-    """Of the first layer the embeddings themselves; padding and batches change none."""
+    """Padding and batches do not change Hessians; the first layer's inputs are the
+    embeddings."""
     cfg, params = make_model("bert")
     part = params["encoder"]
     layer = take_layer(part["layers"], 0, 3)
@@ -164,7 +165,7 @@ def test_tables_as_they_are_asked_for(embeddings):
 
 
 def test_later_layers_see_what_is_left_of_the_earlier():
-    """One layer at a time by hand gives the same."""
+    """A later layer is compressed with inputs from the compressed earlier layers."""
     cfg, params = make_model("bert")
     other = jax.tree.map(np.copy, params)
     recipe = make_recipe("gptq", bits=3, group_size=8, embeddings="dense")
@@ -238,7 +239,7 @@ def test_a_grid_that_reads_not_all_flags(methods, given, said):
 
 
 def test_the_dense_row_is_of_the_parameters_that_are_compressed(monkeypatch):
-    """A run with an average is scored by it, unless --weights=raw says otherwise."""
+    """A run with an average is scored by the average, unless --weights=raw is given."""
     asked = []
 
     def run(command, **how):
@@ -256,7 +257,7 @@ def test_the_dense_row_is_of_the_parameters_that_are_compressed(monkeypatch):
 
 
 def test_an_evaluation_of_lines_makes_no_table(monkeypatch):
-    """--what=pll prints an object a line of text: the last one is no score of all."""
+    """--what=pll prints one object per line of text and no score of all lines."""
     printed = '{"score": -3.0}\n{"score": -9.0}\n'
     monkeypatch.setattr(
         grid_table.subprocess,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packed file: round trips to the bit, and bytes that are what they are said."""
+"""The packed file: exact round trips, and the layout and number of bytes."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def test_many_are_packed_in_parts(monkeypatch):
 
 
 def test_three_bits_lie_in_a_row():
-    """32 codes in 3 words, the eleventh over the first word's end."""
+    """32 codes of 3 bits fill 3 words; the eleventh crosses the first word's end."""
     values = np.zeros(32, np.uint8)
     values[10], values[31] = 7, 5
     words = packed.pack_bits(values, 3)
@@ -38,7 +38,7 @@ def test_three_bits_lie_in_a_row():
 
 @given(st.integers(1, 5), st.integers(1, 5), st.data())
 def test_pairs_there_and_back(groups, outputs, data):
-    """With fewer than two of four as well."""
+    """Also with fewer than two of four values."""
     draw = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     matrix = draw.standard_normal((4 * groups, outputs)).astype(np.float32)
     matrix = sparse.magnitude(matrix, sparse.read_pattern("2:4"))
@@ -50,7 +50,7 @@ def test_pairs_there_and_back(groups, outputs, data):
 
 
 def make_leaves():
-    """A leaf of each form, and the forms."""
+    """Return a leaf of each form, and the forms."""
     draw = np.random.default_rng(0)
     stack = draw.standard_normal((3, 20, 2, 5)).astype(np.float32)  # [N, D, H, K]
     leaves = {
@@ -67,7 +67,7 @@ def make_leaves():
     scaled = leaves["b/scaled"].reshape(3, 20, 10)
     found = [quantize.awq(slot, hessian, 3, 8) for slot in scaled]
     found = [q._replace(inputs=np.linspace(0.5, 2, 20, dtype="f4")) for q in found]
-    found[1] = found[1]._replace(inputs=None)  # of one layer no scaling was best
+    found[1] = found[1]._replace(inputs=None)  # one layer without scaling
     for slot, q in zip(scaled, found, strict=True):
         slot[:] = quantize.dequantize(q)
     table = quantize.rtn(leaves["word"].T, 8, 12)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pruning: what goes, how exactly much of it, and what the rest makes good."""
+"""Pruning: which weights and how many become 0, and how the others compensate."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ HALF, PAIRS = read_pattern("0.5"), read_pattern("2:4")
 
 
 def golden(name):
-    """Weights [in, out] of a layer and the Hessian of its inputs."""
+    """Return the weights [in, out] of a layer and the Hessian of its inputs."""
     x = GOLDEN[f"{name}/x"].astype(np.float32)
     return GOLDEN[f"{name}/weights"], x.T @ x / len(x)
 
@@ -26,7 +26,7 @@ def golden(name):
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("how, pattern", [("half", HALF), ("pairs", PAIRS)])
 def test_sparsegpt_is_the_official_one(name, how, pattern):
-    """IST-DASLab/sparsegpt on torch: tests/testdata/make_compression_golden.py."""
+    """It equals IST-DASLab/sparsegpt (tests/testdata/make_compression_golden.py)."""
     found, want = sparse.sparsegpt(*golden(name), pattern), GOLDEN[f"{name}/{how}"]
     np.testing.assert_array_equal(found == 0, want == 0)
     np.testing.assert_allclose(found, want, atol=1e-5)
@@ -40,7 +40,7 @@ def test_the_scale_of_inputs_changes_nothing():
 
 
 def test_white_inputs_make_sparsegpt_magnitude():
-    """H = I: each block of 128 loses its smallest, nothing else changes."""
+    """With H = I each block of 128 loses its smallest weights; others do not change."""
     weights = np.random.default_rng(0).standard_normal((256, 6)).astype(np.float32)
     found = sparse.sparsegpt(weights, np.eye(256), HALF)
     for part in (slice(0, 128), slice(128, 256)):
@@ -52,7 +52,7 @@ def test_white_inputs_make_sparsegpt_magnitude():
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.71])
 @pytest.mark.parametrize("equal", [False, True])
 def test_shares_are_exact(share, equal):
-    """Also where all weights are equally large."""
+    """The share is exact, also if all weights are equal."""
     weights, hessian = golden("wide")
     if equal:
         weights = np.ones_like(weights)
@@ -74,7 +74,7 @@ def test_two_of_four(name, method):
     given = (weights,) if method == "magnitude" else (weights, hessian)
     found = getattr(sparse, method)(*given, PAIRS)
     kept = (found.T.reshape(-1, 4) != 0).sum(axis=1)
-    if name == "dead" and method == "sparsegpt":  # inputs that are never active go too
+    if name == "dead" and method == "sparsegpt":  # drops weights of dead inputs too
         assert kept.max() == 2 and (kept < 2).mean() < 0.1
     else:
         assert (kept == 2).all()
@@ -94,7 +94,7 @@ def test_outputs_change_least_by_sparsegpt():
 
 
 def test_wanda_by_hand():
-    """|w| ||x||: the larger weight goes where its input is small."""
+    """By |w| ||x||, the larger weight is removed if its input is small."""
     weights = np.array([[3.0, 1.0], [1.0, 2.0]], np.float32)
     norms = np.diag([1.0, 16.0])  # squares of 1 and 4
     found = sparse.wanda(weights, norms, HALF)
@@ -102,7 +102,7 @@ def test_wanda_by_hand():
 
 
 def test_removing_one_input_is_the_closed_form():
-    """Optimal brain surgeon: w - w_0 H^-1[:, 0] / H^-1[0, 0]; blocks change nothing."""
+    """Optimal brain surgeon: w - w_0 H^-1[:, 0] / H^-1[0, 0], with any blocks."""
     weights, hessian = golden("blocks")
     weights = weights[:, :3]
     h = hessian.astype(np.float64)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantisation: grids, GPTQ as published, AWQ's search."""
+"""Quantization: grids, the published GPTQ, AWQ's search."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ LAYERS = ("blocks", "dead", "wide")
 
 
 def golden(name):
-    """Weights [in, out] of a layer and the Hessian of its inputs."""
+    """Return the weights [in, out] of a layer and the Hessian of its inputs."""
     x = GOLDEN[f"{name}/x"].astype(np.float32)
     return GOLDEN[f"{name}/weights"], x.T @ x / len(x)
 
@@ -25,7 +25,7 @@ def golden(name):
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("bits", [3, 4])
 def test_gptq_is_the_official_one(name, bits):
-    """IST-DASLab/gptq on torch: tests/testdata/make_compression_golden.py."""
+    """It equals IST-DASLab/gptq (tests/testdata/make_compression_golden.py)."""
     found = dequantize(quantize.gptq(*golden(name), bits, 32))
     np.testing.assert_allclose(found, GOLDEN[f"{name}/bits{bits}"], atol=1e-4)
 
@@ -39,13 +39,14 @@ weights_of_any_size = arrays.arrays(
 
 @given(weights_of_any_size, st.sampled_from([8, 4, 3]), st.integers(1, 9))
 def test_rounding_is_within_half_a_step(weights, bits, group_size):
-    """And 0 stays 0. A quarter of a step more at an end, by rounding zero and scale."""
+    """Inside the range it is; at the ends the rounding of zero and scale may add half a
+    step. 0 stays 0."""
     q = quantize.rtn(weights, bits, group_size)
     found = dequantize(q)
     assert q.codes.max() < 2**bits
     steps = q.scales.astype(np.float32)[np.arange(len(weights)) // group_size]
     far = np.abs(found - weights)
-    # Of a float16 scale, over the range; small ones have steps of 2**-24.
+    # Rounding of the float16 scale, over the range; small scales have steps of 2**-24.
     off_by_scale = 2**bits * (steps * 2.0**-10 + 2.0**-24)
     assert (far <= steps + off_by_scale).all()
     inside = (q.codes > 0) & (q.codes < 2**bits - 1)
@@ -73,7 +74,7 @@ def test_white_inputs_make_gptq_rounding():
 
 
 def test_awq_never_does_worse_than_rounding():
-    """A power of 0 is rounding, and is tried."""
+    """Its search includes the power 0, which is plain rounding."""
     weights = np.random.default_rng(2).standard_normal((64, 4)).astype(np.float32)
     q, plain = quantize.awq(weights, np.eye(64), 3, 32), quantize.rtn(weights, 3, 32)
     assert q.inputs is None

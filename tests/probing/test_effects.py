@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Effects of a concept, on causal models whose effects are known."""
+"""Effects of a concept, on causal models with known effects."""
 
 import numpy as np
 import pytest
@@ -13,8 +13,11 @@ EFFECT = 0.3
 
 
 def draw(n, concept_given_rest=(0.2, 0.8), seed=0):
-    """Draw texts of a causal model: rest z fair, the concept c the likelier with z, and
-    P(y | c, z) = 0.15 + 0.3 c + 0.4 z, of which classifiers know all that they can."""
+    """Draw texts of a causal model, and the outputs of ideal classifiers on them.
+
+    The rest z is 0 or 1 with probability 1/2, the concept c depends on z, and
+    P(y | c, z) = 0.15 + 0.3 c + 0.4 z.
+    """
     rng = np.random.default_rng(seed)
     z = rng.integers(0, 2, n)
     q = np.array(concept_given_rest)[z]
@@ -62,7 +65,7 @@ def test_texts_that_all_have_the_concept_tell_no_difference():
 
 
 def test_intervals_hold_what_they_say():
-    """Of 300 samples, with noise in the classifiers, 95% hold the effect."""
+    """With noisy classifiers, 95% of 300 intervals contain the true effect."""
     held = 0
     for seed in range(300):
         outputs = draw(200, seed=seed)
@@ -70,7 +73,7 @@ def test_intervals_hold_what_they_say():
         factual = outputs.factual + np.stack([-noise, noise], axis=1)
         found = effects.effect(outputs._replace(factual=factual))[1]
         held += abs(found["value"] - EFFECT) < found["ci95"]
-    assert 275 <= held <= 295  # 285 expected, deviation 3.8
+    assert 275 <= held <= 295  # 285 expected, standard deviation 3.8
 
 
 def test_a_concept_that_is_still_told_gives_no_effect():

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CausaLM from text to effect, on templates whose causal model is known.
+"""CausaLM from text to effect, on templates with a known causal model.
 
-A text has a quality c (the treated concept), a manner z (the control) and words that
-mean nothing. In what the models learn from, c and z are independent; in the labelled
-texts z makes c likely, and P(y | c, z) = 0.15 + 0.3 c + 0.4 z.
+A text has a quality c (the treated concept), a manner z (the control) and words without
+meaning. In the pretraining texts c and z are independent; in the labeled texts c
+correlates with z, and P(y | c, z) = 0.15 + 0.3 c + 0.4 z.
 """
 
 import json
@@ -18,7 +18,7 @@ QUALITY = [["dull", "grey", "pale"], ["bright", "vivid", "keen"]]
 MANNER = [["slowly", "late"], ["soon", "fast"]]
 REST = [f"w{i}" for i in range(40)]
 EFFECT, BY_MANNER = 0.3, 0.4
-LIKELY = 0.8  # of c = z in the labelled texts
+LIKELY = 0.8  # P(c = z) in the labeled texts
 
 
 def write_text(rng, c, z):
@@ -31,7 +31,7 @@ def write_text(rng, c, z):
 
 
 def write_rows(path, rng, n):
-    """Write n texts in which all shares are exact, so that no effect is drawn."""
+    """Write n texts with exact shares, so that effects have no sampling error."""
     lines = ["text\ty\tc\tz"]
     for c, z in np.ndindex(2, 2):
         size = round(n / 2 * (LIKELY if c == z else 1 - LIKELY))
@@ -57,13 +57,13 @@ def train(folder, name, objective, b1=0.9):
     made.batch_size, made.total = 64, config.duration(steps=800)
     made.optim.lr, made.optim.warmup = 2e-3, config.duration(steps=30)
     made.optim.b1 = b1
-    # The head that tells the concept must not fall behind the encoder.
+    # The head that predicts the concept must not train more slowly than the encoder.
     made.optim.rates = "heads:5"
     made.log.every = made.checkpoint.every = config.duration(steps=800)
     return bertjax.fit(made, folder / name)
 
 
-@pytest.mark.slow  # two runs, half a minute of processor time together
+@pytest.mark.slow  # two runs, half a minute of processor time in all
 def test_the_known_effect_is_found(tmp_path, capsys):
     rng = np.random.default_rng(0)
     texts = (write_text(rng, rng.integers(2), rng.integers(2)) for _ in range(3000))
@@ -86,12 +86,12 @@ def test_the_known_effect_is_found(tmp_path, capsys):
     assert probe.main([*flags, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     concept, control = found["probes"]["concept"], found["probes"]["control"]
-    # The treated model tells the concept no better than the control does.
+    # The treated model predicts the concept no better than the control does.
     assert concept["factual"]["value"] > 0.99
     assert concept["by_control"] == pytest.approx(LIKELY)
     assert concept["treated"]["value"] < LIKELY + 0.03
     assert control["factual"]["value"] > 0.98 and control["treated"]["value"] > 0.98
-    # What the classifier really does, by its answers to counterfactual texts.
+    # The classifier's true effect, from its answers to counterfactual texts.
     gap = found["swap_gap"]
     known = gap["factual_effect"]["1"]["value"]
     assert known == pytest.approx(EFFECT, rel=0.2)
@@ -99,7 +99,7 @@ def test_the_known_effect_is_found(tmp_path, capsys):
     treate = EFFECT * 2 * LIKELY * (1 - LIKELY)
     assert found["treate"]["value"] == pytest.approx(treate, rel=0.1)
     assert found["effect"]["1"]["value"] == pytest.approx(known, rel=0.1)
-    # The conditional expectation has the control's effect in it.
+    # The conditional expectation includes the control's effect.
     conexp = found["conexp"]["1"]
     assert conexp["value"] - conexp["ci95"] > 1.4 * known
     assert probe.main(flags) == 0

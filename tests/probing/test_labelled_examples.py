@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Words and spans: where they lie in rows, their features, which are taken."""
+"""Words and spans: their places in rows, their features, and which are used."""
 
 import json
 from dataclasses import replace
@@ -35,7 +35,7 @@ SENTENCES = [
 
 
 class Letters:
-    """A piece a letter, from 5 on."""
+    """A tokenizer with one piece per letter, from id 5 on."""
 
     vocab_size, unk_id, joins_with_space = 40, 3, False
     cls_id, sep_id, pad_id = 1, 2, 0
@@ -77,7 +77,7 @@ PAIRS = [
 
 @pytest.mark.parametrize("length", [48, 7])
 def test_a_span_lies_where_its_pieces_are(tmp_path, length):
-    """In rows of 7 the sentence of 14 pieces is parted, and its long word cut."""
+    """In rows of 7 the sentence of 14 pieces is split and its long word truncated."""
     for part in (*read(tmp_path), *of_targets(tmp_path, PAIRS)):
         plan = part.words.plan(length)
         ids = plan.gather(np.arange(plan.n), None, SPECIALS)["input_ids"]
@@ -109,7 +109,7 @@ def model():
 
 
 def test_features_are_pooled_by_hand(tmp_path, model):
-    """Of each span, whatever the padding and in whichever batch its row is."""
+    """Features of a span do not depend on the padding or the batch of its row."""
     cfg, params = model
     reader = layer_features.make_reader(cfg, params, "spans")
     layers = jax.jit(
@@ -137,7 +137,7 @@ def test_whole_sentences_are_taken_and_it_is_said(tmp_path):
     said = []
     train, valid = read(tmp_path, SENTENCES * 20, 50, say=said.append)
     assert 40 < len(train.labels) <= 50
-    # The tags are those of all training sentences.
+    # The tags come from all training sentences.
     assert train.form.labels == ("O", "B-X", "I-X", "B-Y")
     there = {tuple(word for word, _ in s) for s in SENTENCES}
     letters = Letters().encode_batch
@@ -175,7 +175,7 @@ def test_entities_are_scored_as_in_finetuning(tmp_path):
 
 
 def test_equal_words_are_of_one_type(tmp_path):
-    """So that a control task gives each word type one label."""
+    """A control task gives equal words the same label."""
     part = read(tmp_path)[0]
     types = layer_scores.text_types([np.concatenate(part.pieces(i)) for i in range(9)])
     names = [word for s in SENTENCES for word, _ in s]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Features of every depth: the encoder's own numbers, at any padding."""
+"""Features of every layer equal the encoder's own states, with any padding."""
 
 import jax
 import numpy as np
@@ -68,7 +68,7 @@ def test_ends_are_the_embeddings_and_the_hidden_states(model, unstacked):
 
 
 def test_layers_between_are_those_of_a_shallower_encoder():
-    """The second of three layers is what an encoder of two gives."""
+    """The second of three layers has the output of an encoder of two layers."""
     cfg = EncoderConfig(**SIZES)
     params = jax.device_get(encoder.init(jax.random.key(0), cfg))
     kept = jax.jit(lambda p, b: encoder.apply_layers(p, cfg, b, lambda x: x))
@@ -89,7 +89,7 @@ def make_texts():
 
 
 def test_features_are_pooled_by_hand(model):
-    """A row as it is alone, without padding."""
+    """A row has the features that it has alone, without padding."""
     cfg, params = model
     texts, row = make_texts(), 5
     batch = {"input_ids": np.array([[1, *texts.texts[0][row], 2]], np.int32)}
@@ -104,8 +104,8 @@ def test_features_are_pooled_by_hand(model):
 
 
 def test_probes_alone_are_trained(model, monkeypatch):
-    """What the optimizer holds is the probe's; the encoder says the same afterwards,
-    in memory that could be written to."""
+    """The optimizer has only the probe's parameters. The encoder's, in writable memory,
+    do not change."""
     cfg, params = model
     params, trained = jax.tree.map(np.array, params), []
     before = jax.tree.map(np.copy, params)
@@ -119,7 +119,7 @@ def test_probes_alone_are_trained(model, monkeypatch):
         return adam(rate)._replace(init=init)
 
     monkeypatch.setattr(probes.optax, "adam", spy)
-    probes.run.clear_cache()  # another encoder's probes look the same
+    probes.run.clear_cache()  # probes of other encoders have the same shapes
     reader = layer_features.make_reader(cfg, params, "mean")
 
     def read():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probes on features made by hand: what they find is known."""
+"""Probes on synthetic features with known results."""
 
 import jax
 import numpy as np
@@ -13,7 +13,7 @@ SETTINGS = probes.Settings(steps=150, batch_size=64, lr=0.03, weight_decay=0.1)
 
 
 def make_data(seed=0, from_layer=KNOWN):
-    """The class stands in the features from a layer on; before is noise."""
+    """Make features that have the class from a layer on, and only noise before."""
     draw = np.random.default_rng(seed)
     gold = draw.integers(0, 2, N + M).astype(np.int32)
     x = draw.normal(size=(DEPTHS, N + M, D)).astype(np.float32)
@@ -43,21 +43,21 @@ def check(rows):
         known = row["layer"] >= KNOWN
         assert (row["score"] > 0.97) == known and (row["score"] < 0.7) == (not known)
         assert row["selectivity"] == row["score"] - row["control"]
-        assert 0.3 < row["control"] < 0.7  # nothing to know of rows it has not seen
-        # About N bits for what is noise, far fewer for what is there.
+        assert 0.3 < row["control"] < 0.7  # new rows cannot be known
+        # Noise takes about N bits, the class far fewer.
         assert row["bits"] < 60 if known else 0.9 * N < row["bits"] < 1.6 * N
         assert row["compression"] == pytest.approx(N / row["bits"])
         assert 0.9 * N < row["control_bits"] < 1.6 * N
-        assert 0.5 < row["memorised"] < 0.8  # 8 numbers do not hold 200 labels
+        assert 0.5 < row["memorised"] < 0.8  # 8 numbers cannot memorize 200 labels
 
 
 def test_linear_probes_find_the_layer(rows):
     check(rows)
-    assert all(row["sd"] is None for row in rows)  # one probe: nothing is drawn
+    assert all(row["sd"] is None for row in rows)  # one probe, without randomness
 
 
 def test_seeds_of_a_linear_probe_differ_in_the_control_alone(rows):
-    """Both controls at once are those of each."""
+    """Two controls at once have the mean of the results of each."""
     each = [
         layer_scores.probe_layers("linear", DATA, one[None], 0, SETTINGS)
         for one in CONTROL
@@ -103,7 +103,7 @@ def test_what_a_mix_does_not_see_has_no_weight():
 
 
 def test_expected_layer():
-    """Rises of 0.2 at 1 and 0.6 at 3: (1 * 0.2 + 3 * 0.6) / 0.8 = 2.5."""
+    """Scores rise by 0.2 at layer 1 and 0.6 at 3: (1 * 0.2 + 3 * 0.6) / 0.8 = 2.5."""
     assert layer_scores.expected_layer(np.array([0.1, 0.3, 0.3, 0.9])) == pytest.approx(
         2.5
     )
@@ -122,7 +122,7 @@ def test_portions_are_the_papers():
 
 
 def test_code_length_by_hand():
-    """4 rows uniformly, 4 x log2(3), and 5 and 2.5 bits for the others."""
+    """4 rows take 4 x log2(3) bits, uniformly; the others 5 and 2.5 bits."""
     counts = np.array([[4, 8], [8, 16], [16, 16]])
     found = layer_scores.online_bits(np.array([5, 2.5, 0]), counts, 3)
     assert found == pytest.approx(4 * np.log2(3) + 7.5)
@@ -132,7 +132,7 @@ def test_code_length_by_hand():
 
 
 def test_bits_are_minus_log_probabilities():
-    """A probe that has learned nothing codes a row by the frequencies before it."""
+    """An untrained probe codes a row by the class frequencies of earlier rows."""
     still = SETTINGS._replace(steps=1, lr=0.0)
     found = layer_scores.probe_layers("linear", DATA, CONTROL[:, :0], 0, still)
     bits = 1.0  # the first row
@@ -146,7 +146,7 @@ def test_bits_are_minus_log_probabilities():
 
 
 def test_noise_is_coded_as_by_frequency():
-    """Nine of ten rows are of one class of eight, which no feature tells."""
+    """Features are noise, and nine of ten rows have one of eight classes."""
     draw = np.random.default_rng(0)
     n, m = 2000, 50
     x = draw.normal(size=(1, n + m, 4)).astype(np.float32)
@@ -160,7 +160,7 @@ def test_noise_is_coded_as_by_frequency():
 
 
 def test_rows_beyond_a_portion_teach_nothing():
-    """A probe of the first 10 rows is the same whatever the other labels are."""
+    """A probe of the first 10 rows does not depend on the labels of later rows."""
     counts = np.array([[10, 20]], np.int32)
     labels = np.broadcast_to(DATA.labels, (1, 1, N)).copy()
     other = labels.copy()
@@ -199,7 +199,7 @@ def test_control_labels_belong_to_types():
 def test_standardising():
     x = np.random.default_rng(0).normal(3, 5, (2, 50, 4)).astype(np.float32)
     x[1] = 100 * x[0]
-    x[:, :, 2] = 7  # as the embedding of [CLS] is the same in every row
+    x[:, :, 2] = 7  # constant, like the embedding of [CLS]
     train, valid = x[:, :40].copy(), x[:, 40:].copy()
     probes.standardize(train, valid)
     varied = [0, 1, 3]
