@@ -49,7 +49,7 @@ def test_up_to_twelve_layers_are_no_loop_on_an_accelerator(backend):
 
 
 def test_updates_are_made_for_the_devices_of_the_mesh(monkeypatch):
-    """Those of preflight's topologies are not here."""
+    """preflight's topologies have devices that this machine lacks."""
     config, made = base(), []
     config.optim.name, config.optim.ns_dtype = "muon", "fast"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a config to batches: what must not depend on what."""
+"""From a config to batches: which keys must not affect which batches."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -40,7 +40,7 @@ def configured(corpus, vocabulary, tmp_path, *more):
     ],
 )
 def test_every_run_is_scored_on_the_same_rows(corpus, vocabulary, tmp_path, more):
-    """Whatever its seed, phases and batch size."""
+    """They do not depend on its seed, phases and batch size."""
     hashes = set()
     for other in ([], ["seed=7"], ["phases=steps=3 length=32; mask_rate=0.4"]):
         config = configured(corpus, vocabulary, tmp_path, *more, *other)
@@ -102,7 +102,7 @@ def test_one_component_is_no_mixture(key, corpus, vocabulary, tmp_path):
     config = configured(corpus, vocabulary, tmp_path, "data.valid=", given)
     with pytest.raises(UserError, match=rf"{given}: data\.train has one component"):
         prepared_text.check_inputs(config)
-    config.data.group_field = "lang"  # whose values are not known yet
+    config.data.group_field = "lang"  # its values are not known yet
     with pytest.raises(UserError, match="plain text, which has no fields"):
         prepared_text.check_inputs(config)
 
@@ -116,7 +116,7 @@ def made_run(config, needs, **more):
 
 @pytest.mark.parametrize("objective", ["nsp", "sop"])
 def test_masking_where_nothing_is_masked(objective, corpus, vocabulary, tmp_path):
-    """Of rows that no host half changes."""
+    """A masking option is refused if no host half masks rows."""
     more = f"objective={objective}", "data.masking=roberta"
     config = configured(corpus, vocabulary, tmp_path, *more)
     needs = frozenset({objective})
@@ -200,7 +200,7 @@ def test_a_text_without_pairs_is_named(tmp_path):
 def test_rows_are_planned_with_what_the_host_half_leaves_for_text(
     corpus, vocabulary, tmp_path
 ):
-    """Half of the slots are copies: plan, batches and counts know of the text alone."""
+    """Half of the slots are copies; plan, batches and counts cover only the text."""
     config = configured(corpus, vocabulary, tmp_path, "data.plan=full_sentences")
     prepared = prepared_text.prepare(config, quiet)
     tables = run_batches.make_tables(config, prepared.tokenizer, None)
@@ -217,8 +217,8 @@ def test_rows_are_planned_with_what_the_host_half_leaves_for_text(
         assert shapes == {name: spec.shape for name, spec in stage.specs.items()}
         ids = batch["input_ids"]
         assert (ids[:, :text] == ids[:, text:]).all()
-    assert last["mlm_norm"].sum() == last["mlm_weights"].sum() == 1  # the rest fills up
-    assert stage.P == 1  # what a row is divided by is no prediction
+    assert last["mlm_norm"].sum() == last["mlm_weights"].sum() == 1  # 1 is no filler
+    assert stage.P == 1  # mlm_norm is not a prediction
     statistics = Statistics(prepared.tokenizer, ("train",))
     statistics.add(stage.inspect(0), "")
     counted = statistics.results()
@@ -242,7 +242,7 @@ def test_one_is_not_several(monkeypatch, corpus, vocabulary, tmp_path):
 
 
 def test_a_run_has_as_many_steps_when_it_goes_on(corpus, vocabulary, tmp_path):
-    """Percents of fewer steps end sooner, but not where a phase has begun already."""
+    """Percents of fewer steps end earlier, but a phase that has begun does not move."""
     more = "objective=mlm", "total.tokens=8500", "phases=percent=50 batch_size=16;"
     config = configured(corpus, vocabulary, tmp_path, *more, "batch_size=2")
     prepared = prepared_text.prepare(config, quiet)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which layers of a deeper model a shallower one begins with."""
+"""Which layers of a deeper model initialize a shallower one."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ TYPES, WORD = "encoder/embeddings/token_type", "encoder/embeddings/word"
 
 
 class Model:
-    """A model of 12 layers; the first lacks a norm. Values tell their layer."""
+    """A model of 12 layers, the first without a norm; values are the layer's number."""
 
     def __init__(self, depth=12):
         each = np.arange(depth, dtype=np.float32)
@@ -49,13 +49,13 @@ def test_even_layers_ascend_from_the_first_to_the_last(depth, count):
 
 
 def test_skips_that_half_of_the_layers_have():
-    """Each of a student's layers has those of the layer that it comes from."""
+    """Each layer of a student has the skip weight of its source layer."""
     skips, model = "encoder/layers/unet_skips/early", Model()
     model.leaves[skips] = np.arange(6, 12)
     chosen = ChosenLayers(model, "even", {**shapes(6), skips: (3,)})
     assert chosen.describe() == {**shapes(6), skips: (3,)}
     assert chosen.read(skips).tolist() == [7, 9, 11]
-    # The third of these comes from a layer without: what is there does not fit.
+    # Layer 3 has no skip weight, so only two are there for the student's three layers.
     chosen = ChosenLayers(model, "0,1,2,3,10,11", {**shapes(6), skips: (3,)})
     assert chosen.describe()[skips] == (2,)
 
@@ -66,9 +66,9 @@ def test_skips_that_half_of_the_layers_have():
 )
 def test_leaves_of_the_layers(text, layers):
     chosen = ChosenLayers(Model(), text, shapes(6))
-    assert chosen.describe() == shapes(6)  # and no token types
+    assert chosen.describe() == shapes(6)  # without token types
     assert chosen.read(KERNEL)[:, 0, 0].tolist() == layers
-    # A student's second layer has the norm of the layer that it comes from.
+    # A student's second layer has the norm of its source layer.
     assert chosen.read(NORM)[:, 0].tolist() == layers[1:]
     assert chosen.read(WORD).shape == (5, 2)
     assert ChosenLayers(Model(), text, shapes(6) | {TYPES: (2, 2)}).describe()[TYPES]

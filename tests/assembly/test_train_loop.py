@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop of a single run: what is read of its metrics, without a run."""
+"""The loop of a single run: how it reads metrics and saves, without a run."""
 
 import contextlib
 import threading
@@ -23,7 +23,7 @@ class Fake(SimpleNamespace):
 
 
 def fake(**more):
-    """What drain and save of a TrainLoop read; every row that is written is in rows."""
+    """Make an object with what TrainLoop.drain and save read; `rows` gets all rows."""
     rows, saves = [], []
     parts = dict(
         state=LoopState(step=4, total=9),
@@ -68,7 +68,7 @@ def drained(monkeypatch):
 
 
 def test_an_interrupted_run_leaves_no_threads(monkeypatch):
-    """A notebook goes on, and keeps the loop by its last traceback."""
+    """A notebook continues, and its last traceback keeps a reference to the loop."""
 
     def interrupted(loop):
         next(loop.source)
@@ -104,8 +104,8 @@ def test_drain_hears_of_a_signal_and_of_a_loss_that_is_not_finite(drained):
 
 
 def test_rows_are_read_before_a_phase_compiles():
-    """Else the last row of a phase has its compilation in it, or the last update, which
-    the devices compute meanwhile, takes no time."""
+    """Otherwise the last row of a phase includes the compilation, or its last update,
+    which the devices compute meanwhile, takes no time."""
     calls = []
 
     def update(state, batch):
@@ -134,7 +134,7 @@ def test_rows_are_read_before_a_phase_compiles():
 
 
 def test_going_back_is_no_loss_of_a_host(monkeypatch):
-    """To verify and read a large checkpoint takes longer than steps may."""
+    """The watch pauses, as reading a large checkpoint may take longer than a step."""
     calls = []
     loop = fake(
         primary=True,
@@ -149,7 +149,7 @@ def test_going_back_is_no_loss_of_a_host(monkeypatch):
 
 @pytest.mark.parametrize("step, scored", [(0, "clm"), (4, "clm"), (5, "")])
 def test_a_resumed_run_is_scored_by_the_phase_that_ends_there(step, scored):
-    """Where it goes on there are no batches of that phase any more."""
+    """Its recorded phases name the objective; its batches begin with the next phase."""
     phases = tuple(Phase(at, 0, 9, 8, 32, None, x) for at, x in ((0, "clm"), (4, "")))
     course = Course((SimpleNamespace(start=4, objective=""),))
     rows = SimpleNamespace(eval_batches=lambda *_: None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run refuses before it reads its text."""
+"""The checks of a run before it reads its text."""
 
 import importlib
 from types import SimpleNamespace
@@ -78,11 +78,11 @@ def test_attention_that_does_not_take_regions_is_refused_before_the_text_is_read
         ("finetune/classify.py", "acuracy", "did you mean 'eval/valid/accuracy'"),
         ("finetune/classify.py", "classify_loss", ""),
         ("finetune/seq2seq.py", "bleu", ""),
-        ("finetune/qa.py", "best_f1", ""),  # as docs/finetuning.md has it
+        ("finetune/qa.py", "best_f1", ""),  # as in docs/finetuning.md
         ("finetune/qa.py", "best_f2", "did you mean 'eval/valid/best_f1'"),
         ("regions.py", "shape_accuracy", ""),
         ("regions.py", "region_class_loss", ""),
-        ("distilbert.py", "kl_loss", ""),  # whose teacher is not there
+        ("distilbert.py", "kl_loss", ""),  # without its teacher
     ],
 )
 def test_a_score_that_no_evaluation_has_is_seen_without_text(file, best, said):
@@ -96,7 +96,7 @@ def test_a_score_that_no_evaluation_has_is_seen_without_text(file, best, said):
         return
     with pytest.raises(UserError, match=rf"^eval\.best='.*{said}.*known: eval/valid/"):
         check_objective.check_best(config)
-    config.data.masking = "lab.every_third"  # of parts from outside nobody knows
+    config.data.masking = "lab.every_third"  # a part from outside: scores unknown
     check_objective.check_best(config)
 
 
@@ -134,17 +134,17 @@ def test_an_option_of_teachers_without_one_is_refused(option):
     "name, instead", [("bert.py:smoke", ", or take"), ("finetune/seq2seq.py:smoke", "")]
 )
 def test_a_teacher_that_nothing_reads_is_refused(name, instead):
-    """Of a task, which has an objective of its own, without another objective."""
+    """The message suggests another objective, but not for a task, which has its own."""
     config = c.load_config(name)
     config.teacher = "runs/a"
     if not instead:
-        config.task.text = "text"  # as it is settled
+        config.task.text = "text"  # a task is given by its columns
     with pytest.raises(UserError, match=rf"leave it out{instead}( mlm\+distil)?$"):
         check_use(config, [])
 
 
 def test_hidden_states_are_learnt_of_a_finetuned_teacher_too():
-    """Whose classes nothing reads."""
+    """The teacher's classes are not used."""
     config = c.load_config("distilbert.py:smoke")
     config.objective = "distil:kl=0,cosine=1"
     pieces = SimpleNamespace(kind="", pieces=[], lower_case=True, roles={})
@@ -167,7 +167,7 @@ def test_hidden_states_are_learnt_of_a_finetuned_teacher_too():
     ],
 )
 def test_a_teacher_predicts_a_token_where_its_student_does(objective, theirs, right):
-    """Or each place would learn of the teacher's the token behind it."""
+    """Otherwise the student would learn the teacher's prediction of another token."""
     config, other = (c.load_config("distilbert.py:smoke") for _ in range(2))
     config.objective, other.objective = objective, theirs
     teacher = SimpleNamespace(config=other)
@@ -211,14 +211,15 @@ def test_lengths_in_other_units_than_steps_wait_for_the_text():
 def test_a_dry_run_finds_parts_that_do_not_fit(
     key, fault, arguments, monkeypatch, tmp_path
 ):
-    """A loss that fails in training alone, an optimizer that forgets parameters."""
+    """It finds a loss that fails only in training, and an optimizer that returns no
+    updates."""
     module, _, function = fault.partition(".")
     module = importlib.import_module(f"lab.{module}")
     if function == "sums":
         sums = module.sums
 
         def wrong(params, cfg, encoded, batch, rng):
-            if rng is not None:  # of training alone
+            if rng is not None:  # only in training
                 encoded.hidden @ jnp.ones(3)
             return sums(params, cfg, encoded, batch, rng)
 
@@ -243,7 +244,7 @@ def test_a_masker_s_own_fault_is_not_the_objective_s(arguments, monkeypatch):
 
 
 def test_phases_whose_objectives_cannot_train_one_model_are_refused(arguments):
-    """The head over the vocabulary of ELECTRA is as wide as its generator."""
+    """ELECTRA's masked-LM head has the width of its generator, not of the encoder."""
     more = ["--config.objective=mlm", "--config.data.plan=full_sentences"]
     phases = "--config.phases=percent=25 objective=electra; mask_rate=0.3"
     with pytest.raises(UserError, match=r"phases: .* has the shapes .* two obj") as e:
@@ -253,7 +254,7 @@ def test_phases_whose_objectives_cannot_train_one_model_are_refused(arguments):
 
 def test_steps_that_a_checkpoint_knows_are_those_of_its_config_alone():
     config = c.load_config("bert.py:smoke")
-    assert known_total(config, {}) is None  # of an earlier version
+    assert known_total(config, {}) is None  # an earlier version's
     meta = {"config": config.to_dict(), "total_steps": 10}
     config.log.every = c.duration(steps=3)
     assert known_total(config, meta) == 10
@@ -262,7 +263,7 @@ def test_steps_that_a_checkpoint_knows_are_those_of_its_config_alone():
 
 
 def test_objectives_without_an_encoder_train_one_set_of_parameters():
-    """Those from outside that own their forward pass need none."""
+    """Objectives from outside with their own forward pass need no encoder."""
 
     def make(name):
         def no_terms(*_):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands by one name, and --help: it lists every flag that is read."""
+"""The command `bertjax`, and --help, which lists every flag that a command reads."""
 
 import ast
 import importlib
@@ -29,7 +29,7 @@ def test_every_command_is_listed(capsys, monkeypatch):
 
 
 def reads(name):
-    """Return the names of the flags that a command reads, as args.NAME."""
+    """Return the names of the flags that a command reads as args.NAME."""
     files = [ROOT / f"bertjax/{name}.py"]
     if name == "evaluate":
         files += (ROOT / "bertjax/scoring").glob("*.py")
@@ -52,7 +52,7 @@ def test_help_lists_every_flag(name, capsys):
     for flag, (about, *_) in module.FLAGS.items():
         assert re.search(rf"^  --{flag}(=| |$)", listed, re.MULTILINE), flag
         assert about.split()[0] in listed, flag
-    assert "repeat this option" not in listed  # said once, in few words
+    assert "repeat this option" not in listed  # absl's words
     assert ("--config.KEY=VALUE" in listed) == (name in WITH_CONFIG)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a config makes of some minutes here: sizes, steps, and which one is chosen."""
+"""Planning a budget of minutes on this machine: sizes, steps, and the choice."""
 
 import json
 import shlex
@@ -52,7 +52,7 @@ def test_the_largest_size_that_sees_enough_tokens_is_chosen(monkeypatch):
     assert chosen["config"] == f"modern.py:{fit[-1]}"
     assert chosen["steps"] == steps[fit[-1]]
     assert chosen["tokens"] == steps[fit[-1]] * 2048
-    # Sizes that are far too large are not timed.
+    # Much too large sizes are not timed.
     assert "base" not in timed
     lines = [*budget_plan.describe(found, ["--config.seed=3"])]
     assert f"--config=modern.py:{fit[-1]} --config.seed=3" in lines[-1]
@@ -74,7 +74,7 @@ def test_where_no_size_sees_enough_the_smallest_is_named_and_said_so(monkeypatch
 
 
 def test_the_command_that_is_printed_can_be_run(monkeypatch):
-    """Whatever the values are, and however few the minutes."""
+    """With any values and any number of minutes."""
     fake_times(monkeypatch)
     found = plan(0.0001, "--config=modern.py:tiny")
     rest = ["--config.phases=percent=50 length=64; length=128"]

@@ -29,7 +29,7 @@ GIB = 2**30
 
 
 class Fake:
-    """A target whose memory is state + fixed + rows * slope, GiB, and the code's."""
+    """A target that needs state + fixed + rows * slope GiB, and memory for its code."""
 
     topology = "v5e:2x4"
     parts = 8
@@ -56,7 +56,7 @@ class Fake:
     def memory(self, step: str, shape: Shape, program: int = PROGRAM_BYTES) -> dict:
         rows = self.rows(shape)
         need = self.state + self.fixed + rows * self.slope
-        # A program that nearly does not fit gets smaller by computing things twice.
+        # The compiler makes a program that barely exceeds memory fit, by recomputing.
         refused = 0.9 * need > 15.75
         needed = int(min(need, 15.75) * GIB)
         fits = not refused and needed + program <= self.chip.hbm_bytes
@@ -90,7 +90,7 @@ def test_the_largest_batch_is_one_that_was_compiled(rows, slope, says):
     target.says = says
     largest = target.search(8 * rows)
     assert (largest, True) in target.compiled
-    # Of 15.75 GiB half a one is kept free for the program's code.
+    # Of 15.75 GiB, half a GiB is reserved for the program's code.
     assert 0.95 * (15.25 - 1.5) / slope - 8 <= largest <= (15.25 - 1.5) / slope
     assert len(target.compiled) <= 1 + estimates.SEARCH_STEPS
 
@@ -99,12 +99,12 @@ def test_the_largest_batch_is_one_that_was_compiled(rows, slope, says):
 def test_what_may_not_fit_with_its_code_is_compiled_to_the_end(code, fits):
     target = Fake(state=1.0, fixed=0.0, slope=0.9)
     target.code = code
-    shape = Shape(8 * 16, 128, (None,))  # 15.4 GiB without the code
+    shape = Shape(8 * 16, 128, (None,))  # needs 15.4 GiB without code
     found = estimates.estimate(target, shape, lambda text: None, quick=True)
     assert found["hbm_gib"] == pytest.approx(15.4) and not found["fits"]
     assert found["eval_fits"] and found["largest_batch_per_device"] == 15
     results = {**found, "topology": "v5e:2x4", "accumulate": 1}
-    unknown = {**results, "hbm_gib": None}  # the compiler refuses without a figure
+    unknown = {**results, "hbm_gib": None}  # a refusal without a figure
     assert estimates_text.verdict(unknown).startswith("does not fit")
     assert estimates_text.verdict(results).startswith("may not fit: 128 rows")
     found = estimates.estimate(target, shape, lambda text: None)
@@ -139,12 +139,12 @@ def test_the_search_leaves_room_for_a_large_program():
     shape = Shape(8 * 4, 128, (None,))
     target.code = 2.0
     found = estimates.estimate(target, shape, lambda text: None)
-    # Of 25.5 rows; with half a GiB for the code it would be 28.5.
+    # At most 25.5 rows fit; with half a GiB for the code it would be 28.5.
     assert 22 <= found["largest_batch_per_device"] <= 25
 
 
 def test_room_is_left_for_code_that_is_not_known(tmp_path, monkeypatch):
-    """Until the program was compiled to the end: then it is known."""
+    """The size of the code is known only after a complete compilation."""
     monkeypatch.setattr(compile_steps.Target, "chip", CHIPS["TPU v5 lite"])
     config = command_line.parse(["--config=bert.py:smoke"]).config
     config.model.attention = "xla"
@@ -164,7 +164,7 @@ def test_room_is_left_for_code_that_is_not_known(tmp_path, monkeypatch):
         assert found == {**early, "fits": fits, "refused": refused}
         (kept,) = target.cache.glob("*.memory.json")
         old = {k: v for k, v in early.items() if k != "collectives"}
-        kept.write_text(json.dumps(old))  # as an older version did
+        kept.write_text(json.dumps(old))  # as an older version wrote it
         assert target.memory("train", shape) == found
         whole = {"fits": True, "arguments": 0, "temporaries": early["needed"]}
         whole |= {"outputs": 0, "program": GIB // 10, "collectives": {}}
@@ -264,7 +264,8 @@ def test_labels_of_tasks_are_made_up(name):
 
 
 def test_what_is_compiled_is_what_will_run():
-    """Calls of several updates; evaluations of their own length and mask rate."""
+    """This includes calls of several updates, and evaluations with their own length and
+    mask rate."""
     config = command_line.parse(["--config=bert.py:smoke"]).config
     config.batch_size, config.accumulate, config.steps_per_call = 8, 2, 3
     config.data.length, config.phases = 64, "steps=30 length=32; length=48"
@@ -277,7 +278,7 @@ def test_what_is_compiled_is_what_will_run():
     batch = target.lower("eval", target.eval_shape).args_info[0][1]
     assert batch["input_ids"].shape == (4, 64)
     assert batch["mlm_positions"].shape == (4, 32) and "stop" not in batch
-    target.hosts = 2  # of which any may be stopped by a signal
+    target.hosts = 2  # each may get a signal
     for step, shape in (("train", longest), ("eval", target.eval_shape)):
         batch = target.lower(step, shape).args_info[0][1]
         assert batch["stop"].shape == (1,)
@@ -360,7 +361,7 @@ def test_what_was_compiled_is_kept_on_this_machine(tmp_path, monkeypatch):
 
 
 def test_what_is_frozen_is_counted_without_moments():
-    """A teacher, in the dtype of the computation, and parts of the model itself."""
+    """Frozen are a teacher, in the dtype of the computation, and parts of the model."""
     config = command_line.parse(["--config=distilbert.py:smoke"]).config
     config.model.attention, config.dtype = "xla", "bfloat16"
 
@@ -382,9 +383,10 @@ def test_what_is_frozen_is_counted_without_moments():
 
 @pytest.mark.parametrize("name", ["bert.py:base", "bert.py:large", "roberta.py:base"])
 def test_state_falls_with_fsdp(name):
-    """Parameters and moments of a device fall as 1 / mesh.fsdp, by the shardings.
+    """Parameters and moments per device fall as 1 / mesh.fsdp, by the shardings.
 
-    Of what is split at all: norms and biases, which are not, are less than a hundredth.
+    This holds for sharded leaves; norms and biases, which are replicated, are less than
+    a hundredth of the state.
     """
     config = command_line.parse([f"--config={name}"]).config
     cfg = resolve.encoder_config(config, config.data.vocab_size, backend="tpu")

@@ -110,13 +110,13 @@ def test_loops_count_as_often_as_they_run():
     walked = [(i, name) for i, _, name in hlo.walk(program) if i.op == "while"]
     trips = {i.name: hlo.trip_count(program, i, name) for i, name in walked}
     assert trips == {"while.1": 12, "while.2": 3}
-    # Two loops of 10 cycles, the dearer branch, the last operation.
+    # Two loops of 10 cycles, the more expensive branch, the last operation.
     assert hlo.cycles(program) == (12 + 3) * 10 + 5 + 100
     assert hlo.unknown_loops(program) == []
 
 
 def test_counters_begin_anywhere_and_step_by_more_than_one():
-    """As products do that are done in parts, while the parts come round."""
+    """As in loops that multiply parts of a matrix while other parts arrive."""
     text = MODULE.replace("s32[]", "u32[]")
     text = text.replace("tuple(%i.1, %shard)", "tuple(%next, %shard)")
     step = "  %two = u32[] constant(2)\n  %next = u32[]{:T(128)} add(%i.1, %two)\n"
@@ -129,7 +129,7 @@ def test_counters_begin_anywhere_and_step_by_more_than_one():
 
 
 def test_elements_of_tuples_may_be_named_by_number():
-    """As in what the compiler writes before it has written machine code."""
+    """As in the text that the compiler writes before it generates machine code."""
     compiled = hlo.read(MODULE)
     text = re.sub(r"  %(i|x) = [^\n]*\n", "", MODULE)
     text = text.replace("compare(%i,", "compare(%w#0,").replace(
@@ -140,7 +140,7 @@ def test_elements_of_tuples_may_be_named_by_number():
     assert hlo.unknown_loops(early) == []
     added = {k: i for part in early.computations.values() for k, i in part.items()}
     assert added["v#1"].shape == "/*index=1*/f32[8]{0:T(128)}"
-    # Bytes are those of the element, not of the tuple.
+    # The bytes are those of the element, not the tuple.
     text = MODULE.replace("all-gather-start(%p.9)", "all-gather-start(%while.0#1)")
     loop = "  %while.0 = (f32[99]{0}, f32[8]{0}) custom-call(%p.9)\n  %gather ="
     found = hlo.collectives(hlo.read(text.replace("  %gather =", loop)))
@@ -172,9 +172,9 @@ def test_a_loop_without_a_bound_is_named():
 def test_collectives_by_kind_with_bytes():
     found = hlo.collectives(hlo.read(MODULE))
     assert found == {
-        "all-gather": {"count": 1, "bytes": 64 * 4},  # a start and its end are one
+        "all-gather": {"count": 1, "bytes": 64 * 4},  # start and done count once
         "all-reduce": {"count": 15, "bytes": 15 * (8 * 4 + 32 * 2)},
-        "reduce-scatter": {"count": 15, "bytes": 15 * 64 * 4},  # of the larger side
+        "reduce-scatter": {"count": 15, "bytes": 15 * 64 * 4},  # the larger side
     }
 
 
@@ -192,14 +192,14 @@ def test_splash_attention_is_costed_by_its_shapes():
     forward, backward, fused = hlo.kernels(hlo.read(KERNELS))
     rows, heads, length, width = 2, 4, 512, 64
     square = rows * heads * length**2 * width
-    chip = Chip(tflops=1, hbm_gbps=10**9)  # so fast a memory that products decide
+    chip = Chip(tflops=1, hbm_gbps=10**9)  # memory so fast that it does not limit
     assert estimates.kernel_seconds([forward], chip) == pytest.approx(
         4 * square / 0.5e12
     )
     assert estimates.kernel_seconds([backward], chip) == pytest.approx(
         10 * square / 0.5e12
     )
-    # Where a quarter of the keys is seen, in the mean over the layers.
+    # A query sees a quarter of the keys, in the mean over layers.
     seen = estimates.kernel_seconds([forward], chip, share=0.25)
     assert seen == pytest.approx(square / 0.5e12)
     slow = Chip(tflops=10**9, hbm_gbps=1)
@@ -210,7 +210,7 @@ def test_one_table_of_chips():
     for kind, chip in CHIPS.items():
         if not chip.ghz:
             continue
-        # The matrix units' operations a cycle, a power of two times 128 x 128.
+        # Matrix units do a power of two times 128 x 128 operations per cycle.
         cycle = chip.flops / (1e9 * chip.ghz) / (2 * 128 * 128)
         assert min(abs(cycle - n) / n for n in (4, 8, 16)) < 0.01, kind
         assert chip.hbm_gib > 15 and chip.hbm_gbps > 800

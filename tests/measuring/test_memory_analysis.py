@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the compiler writes on its way, without a compiler."""
+"""Reading the files that the compiler writes on its way, without a compiler."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def write(folder: Path, report: str, text: str) -> None:
     "report, text, found",
     [
         (REPORT, TEXT, EARLY),
-        (REPORT, TEXT[:-40], None),  # still being written
+        (REPORT, TEXT[:-40], None),  # not yet complete
         (REPORT, "", None),
         ("Bytes in all: 4096", TEXT, None),
     ],
@@ -52,10 +52,11 @@ def test_what_is_read_early(report, text, found, tmp_path):
     "report, found", [(REPORT, EARLY), ("of a new form", WHOLE)], ids=["known", "new"]
 )
 def test_an_unknown_report_is_not_waited_for(report, found, monkeypatch):
-    """Then the whole compilation says what is needed; a failed one is named."""
+    """Then the result comes from the complete compilation, or an error if it failed."""
 
     class Process:
-        """Writes its reports, is seen alive twice, ends with or without a result."""
+        """A process that writes reports, is alive twice, then ends with or without a
+        result."""
 
         result = True
 
