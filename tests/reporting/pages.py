@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workdirs made by hand, and what is read out of the pages that show them."""
+"""Workdirs written by hand, and a reader of the pages that show them."""
 
 import json
 from html.parser import HTMLParser
@@ -12,7 +12,7 @@ VOID = {"meta", "input", "br", "link", "img"}
 
 
 class Page(HTMLParser):
-    """Reads a page: checks that elements nest, gathers tables, texts and attributes."""
+    """Read a page: check that elements nest; collect tables, texts and attributes."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Page(HTMLParser):
 
 
 def make_run(folder: Path, rows=None, stores=None, **changed) -> Path:
-    """Write a workdir by hand: its config with changes, and rows of metrics."""
+    """Write a workdir: a config with changes, and rows of metrics."""
     folder.mkdir(parents=True)
     config = schema.base()
     config.update_from_flattened_dict(changed)
@@ -96,7 +96,7 @@ def page_of(*folders, out=None, more=()) -> Page:
 
 
 def make_probes(file: Path, **changed) -> Path:
-    """Write what bertjax.probe --out writes of three layers."""
+    """Write a file as bertjax.probe --out does, for three layers."""
     row = {"score": 0.5, "sd": 0.1, "bits": 30.0, "compression": 1.5, "control": 0.25}
     mix = {"score": 0.7, "weights": [0.2, 0.3, 0.5], "cumulative": [0.5, 0.6, 0.7]}
     mix |= {"centre_of_gravity": 1.3, "expected_layer": None}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is drawn of a long series: nothing that sticks out is lost."""
+"""Thinning of a long series for a chart keeps every outlier."""
 
 import numpy as np
 import pytest

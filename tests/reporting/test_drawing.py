@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a page's script draws: in a browser, or by node with a few lines for a DOM."""
+"""Drawings of a page's script, in a browser, or in node with a minimal DOM."""
 
 import base64
 import json
@@ -22,7 +22,7 @@ CURVE = r'<path class="curve c\d[^>]* d="(M[^"]+)"'
 
 
 def attention():
-    """Return weights of which no two are equal: u8 [LAYERS, HEADS, 4, 4]."""
+    """Return weights that are all different: u8 [LAYERS, HEADS, 4, 4]."""
     n = len(TOKENS)
     weights = np.arange(LAYERS * HEADS * n * n, dtype=np.uint8)
     return weights.reshape(LAYERS, HEADS, n, n)
@@ -30,7 +30,7 @@ def attention():
 
 @pytest.fixture
 def written(tmp_path):
-    """A page of two runs, a sweep, probes, a blank and a sentence."""
+    """A page with two runs, a sweep, probes, a blank and a sentence."""
     folders = [
         make_run(tmp_path / n, some_rows(shift=s)) for n, s in (("a", 0), ("<b>", 1))
     ]
@@ -53,7 +53,7 @@ def written(tmp_path):
     return file
 
 
-FIGURES = 5 + 1 + 2  # of the runs, the sweep, the probes
+FIGURES = 5 + 1 + 2  # runs, sweep, probes
 CURVES = 2 * 5 + 4 + 5 + 2
 
 
@@ -101,7 +101,7 @@ def test_in_a_browser(written):
         text=True,
         timeout=300,
     )
-    assert "CONSOLE" not in done.stderr, done.stderr  # errors, or something refused
+    assert "CONSOLE" not in done.stderr, done.stderr  # errors or blocked requests
     drawn = re.findall(CURVE, done.stdout)
     assert done.stdout.count("<figure") == FIGURES and len(drawn) == CURVES
     assert "NaN" not in "".join(drawn)
@@ -109,5 +109,5 @@ def test_in_a_browser(written):
     attended, _ = attended.split("</svg>", 1)
     assert attended.count("<rect") == len(TOKENS) ** 2
     assert attended.count("<select") == 2
-    assert attended.count("<option") == LAYERS + HEADS + 1  # and the mean
+    assert attended.count("<option") == LAYERS + HEADS + 1  # 1: the mean
     assert attended.count("&lt;b&gt;</text>") == 2

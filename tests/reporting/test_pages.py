@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of runs: what is in them, what is refused, and that nothing is fetched."""
+"""Pages of runs: their contents, refusals, and that they load nothing."""
 
 import base64
 import importlib.util
@@ -19,7 +19,7 @@ from bertjax.config.schema import base
 from bertjax.reporting import charts, predictions, read_runs, run_tables, score_files
 
 
-# ---------------------------------------------------------------- what is in a page
+# ---------------------------------------------------------------- contents of a page
 def test_two_runs_beside_each_other(tmp_path):
     a = make_run(tmp_path / "a", **{"optim.lr": 1e-3})
     rows = some_rows(shift=-1.0)
@@ -84,7 +84,8 @@ def test_ten_runs_of_which_one_is_another_task(tmp_path):
 
 
 def test_losses_of_other_objectives_do_not_compare(tmp_path):
-    """mlm's loss and electra's are sums of other terms; a term is one in both."""
+    """The losses of mlm and electra are sums of different terms, so they have separate
+    charts; a term that both have is in one chart."""
     charts = page_of(
         make_run(tmp_path / "a", objective="mlm"),
         make_run(tmp_path / "b", objective="electra"),
@@ -144,7 +145,7 @@ MINILM |= {"model.num_attention_heads": 12, "model.intermediate_size": 1536}
 
 @pytest.mark.parametrize("recorded", ["tiny", ""])
 def test_an_imported_model_is_named_by_its_parameters_and_source(tmp_path, recorded):
-    """Workdirs of earlier versions record the first size of the family."""
+    """Workdirs of earlier versions recorded the first size of the family."""
     own = make_run(tmp_path / "own", **{"model.size": "mini"})
     more = {"init_from": "/models/all-MiniLM-L6-v2/", "model.size": recorded}
     theirs = make_run(tmp_path / "theirs", **MINILM, **more)
@@ -163,7 +164,7 @@ def test_an_imported_model_is_named_by_its_parameters_and_source(tmp_path, recor
 
 
 def test_what_differs_is_only_that_and_begins_with_what_is_looked_for(tmp_path):
-    """A run whose model is spelled out differs in nothing from one that names it."""
+    """A model spelled out and the same model by name do not differ."""
     spelled = dict(num_hidden_layers=2, hidden_size=128, num_attention_heads=2)
     spelled |= dict(intermediate_size=512, norm_type="layer_norm", hidden_act="gelu")
     spelled = {f"model.{key}": value for key, value in spelled.items()}
@@ -204,7 +205,7 @@ def test_numbers_are_short_but_tell_apart(tmp_path):
 
 
 def test_equal_losses_are_one_chart(tmp_path):
-    """Where a loss has one term, the sum and the term are one curve."""
+    """The sum and the only term of a loss are one curve."""
 
     def rows(term, second=0.0):
         made = some_rows()
@@ -220,7 +221,7 @@ def test_equal_losses_are_one_chart(tmp_path):
     keys = [chart["key"] for chart in page.data["charts"]]
     assert "train/loss" in keys and "train/classify_loss" not in keys
     assert "train/loss, train/classify_loss" in page.texts
-    # A term that another run has beside others is compared in a chart of its own.
+    # A term that another run has among several is compared in its own chart.
     charts = page_of(two, both, out=tmp_path / "2.html").data["charts"]
     members = [
         [curve["run"] for curve in chart["curves"]]
@@ -295,7 +296,7 @@ def test_names_are_no_markup(tmp_path):
     assert any(text == "train/</script><b>" for text in page.texts)
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- refusals
 @pytest.mark.parametrize(
     "line, words",
     [
@@ -426,7 +427,7 @@ def test_texts_that_cannot_be_shown(trained, tmp_path):
 
 
 def test_texts_that_one_model_cannot_read_are_left_out_of_it(tmp_path, monkeypatch):
-    """Two families write a blank in two ways: each fills its own."""
+    """Two families have different mask tokens, and each model fills its own blanks."""
     runs = [make_run(tmp_path / name) for name in ("bert", "roberta")]
     runs = read_runs.read_runs([*map(str, runs)], print)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sweeps and evaluations made afterwards, in a page."""
+"""Sweeps and later evaluations in a page."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from bertjax.sweeps import score_spread
 
 
 def make_sweep(folder, rates=(2e-5, 3e-5)):
-    """Write the workdir of a sweep: two seeds a rate, two evaluations."""
+    """Write the workdir of a sweep: two seeds per rate, two evaluations."""
     make_run(folder, [])
     (folder / "metrics.jsonl").unlink()
     runs = [(seed, rate) for rate in rates for seed in (0, 1)]
@@ -38,7 +38,7 @@ def test_curves_of_a_sweep(tmp_path):
     names = {curve["name"]: curve for curve in chart["curves"]}
     assert names["seed 1, lr 3e-05"]["value"] == [0.40003, None]
     assert names["seed 1, lr 3e-05"]["step"] == [4, 8]
-    assert [curve["run"] for curve in chart["curves"]] == [0, 0, 1, 1]  # of a rate
+    assert [curve["run"] for curve in chart["curves"]] == [0, 0, 1, 1]  # by rate
     assert [t for t in page.texts if t in ("lr 2e-05", "lr 3e-05")].count("lr 2e-05")
     assert "Runs of the sweep a" in page.texts
     assert not any("No rows of metrics.jsonl" in text for text in page.texts)
@@ -50,7 +50,7 @@ def test_curves_of_a_sweep(tmp_path):
 
 
 def test_a_sweep_among_the_runs(tmp_path):
-    """Its row says what it knows; of what earlier versions left out, nothing."""
+    """Its row has the known values, and gaps for those that earlier versions lack."""
     old, new = make_sweep(tmp_path / "old"), make_sweep(tmp_path / "new")
     (old / "run.json").write_text(json.dumps({"total_steps": 8}))
     found = json.loads((new / "sweep.json").read_text()) | {"seconds": 90.0}
@@ -177,7 +177,7 @@ def test_scored_lines_of_several_models(tmp_path):
 
 
 def test_lines_of_several_scorers(tmp_path):
-    """Sums of ln p that are made in other ways are not added up."""
+    """Scores of different scorers are not added up."""
     file, about = tmp_path / "scores.jsonl", {"model": "a", "step": 2}
     said = [about | LINE | {"score": -3.0}]
     said += [about | LINE | {"score": -5.0, "scorer": "lm"}]
@@ -216,7 +216,7 @@ def test_what_are_no_scores(tmp_path, text, words):
 
 
 def test_scores_of_a_run(command, trained, tmp_path):
-    """What evaluate prints of all kinds but the task's goes into a page."""
+    """A page can show the output of evaluate --what=mlm, pairs and pll."""
     pairs, lines = tmp_path / "pairs.jsonl", tmp_path / "lines.txt"
     told = {"sentence_good": "The name.", "sentence_bad": "Name the.", "UID": "order"}
     pairs.write_text(json.dumps(told) + "\n")

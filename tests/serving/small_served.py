@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models with random parameters, as if they had been opened."""
+"""Small models with random parameters in the form of opened models."""
 
 import jax
 import numpy as np
@@ -32,14 +32,14 @@ TASKS = {
 
 
 class SmallModel(LoadedModel):
-    """Its checkpoint is its parameters."""
+    """A loaded model whose checkpoint is the tree of its parameters."""
 
     def read_params(self, head="", weights=""):
         return self.checkpoint
 
 
 def small_model(vocabulary, family="bert", objective="mlm", meta=None, **options):
-    """Make a model whose parameters are far from their first values."""
+    """Make a model with parameters far from their initial values."""
     tokenizer = load_tokenizer(vocabulary)
     config = schema.base()
     config.objective = objective
@@ -57,7 +57,7 @@ def small_model(vocabulary, family="bert", objective="mlm", meta=None, **options
 
 
 def finetuned(vocabulary, family="bert", task="text-classification", **options):
-    """Make a model that was finetuned for a task of Hugging Face's name."""
+    """Make a model finetuned for a task, given by its name in Hugging Face."""
     objective = TASKS[task]
     labels = [] if objective in ("span", "regress") else [*LABELS]
     name = objective.partition(":")[0]

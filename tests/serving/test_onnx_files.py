@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX files: onnxruntime says what the model says."""
+"""ONNX files: onnxruntime computes what the model computes."""
 
 import json
 
@@ -23,7 +23,7 @@ def exported(folder, model, **options):
     return facts, write_onnx.open_session(folder / write_onnx.FILE, threads=1)
 
 
-SLOW = ("roberta", "electra", "distilbert")  # bert's layers, less or more of them
+SLOW = ("roberta", "electra", "distilbert")  # variants of bert's layers
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_tasks(family, task, vocabulary, tmp_path):
     ids=lambda options: next(iter(options)),
 )
 def test_switches_of_our_own(options, vocabulary, tmp_path, capsys):
-    """What no family of Hugging Face's has is served too, without config.json."""
+    """Models that no Hugging Face family has are served too, without config.json."""
     facts, _ = exported(tmp_path / "out", small.small_model(vocabulary, **options))
     assert facts["largest_difference"] < CLOSE
     told = "not written: config.json" in capsys.readouterr().err
@@ -90,7 +90,7 @@ def test_switches_of_our_own(options, vocabulary, tmp_path, capsys):
 
 
 def test_a_head_that_no_class_of_theirs_has(vocabulary, tmp_path, capsys):
-    """It is served all the same, and config.json is left out."""
+    """It is served too, without config.json."""
     model = small.finetuned(vocabulary, classifier_pooling="mean")
     facts, _ = exported(tmp_path / "out", model)
     assert facts["largest_difference"] < CLOSE
@@ -100,7 +100,7 @@ def test_a_head_that_no_class_of_theirs_has(vocabulary, tmp_path, capsys):
 
 
 def test_200_texts_of_all_lengths(vocabulary, tmp_path):
-    """From an empty one to one that is cut, alone and beside longer ones."""
+    """From an empty text to a truncated one, alone and with longer ones."""
     model = small.small_model(vocabulary)
     _, predict = exported(tmp_path / "out", model)
     served = make_served(model, "x")
@@ -130,7 +130,7 @@ def test_a_difference_is_seen(vocabulary):
     ["mean", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cls", "last"))],
 )
 def test_vectors(pooling, vocabulary, tmp_path):
-    """What sentence-transformers opens with backend="onnx"."""
+    """Vectors in the form that sentence-transformers opens with backend="onnx"."""
     how = {"pooling": pooling, "normalize": True, "longest": 32, "prompt": "query: "}
     model = small.small_model(vocabulary, meta={"sentences": how})
     facts, predict = exported(tmp_path / "out", model, vectors=True)
@@ -151,14 +151,14 @@ def test_vectors(pooling, vocabulary, tmp_path):
     }[pooling]
     want /= np.linalg.norm(want, axis=1, keepdims=True)
     np.testing.assert_allclose(found["sentence_embedding"], want, atol=1e-5)
-    if pooling == "last":  # has no name there that bertjax writes
+    if pooling == "last":  # bertjax writes no modules.json for it
         return
     steps = json.loads((tmp_path / "out/modules.json").read_text())
     assert [step["path"] for step in steps] == ["", "1_Pooling", "2_Normalize"]
 
 
 def test_vectors_of_a_finetuned_model(vocabulary, tmp_path):
-    """The files beside them are of the encoder: the head of the task is not served."""
+    """The export describes an encoder, as the head of the task is not served."""
     model = small.finetuned(vocabulary)
     facts, _ = exported(tmp_path / "out", model, vectors=True)
     assert facts["task"] == "sentence-similarity"
@@ -177,14 +177,14 @@ def texts(tmp_path):
 
 
 def test_int8(vocabulary, texts, tmp_path):
-    """A quarter of the bytes, the tied table once, numbers near the model's."""
+    """It has a quarter of the bytes, one tied table, and outputs near the model's."""
     wide = dict(hidden_size=128, intermediate_size=512)
     model = small.small_model(vocabulary, **wide)
     whole, _ = exported(tmp_path / "whole", model, vectors=True)
     facts, predict = exported(
         tmp_path / "out", model, quantize="int8", gate=str(texts), vectors=True
     )
-    assert facts["bytes"] < 0.29 * whole["bytes"]  # of so small a model
+    assert facts["bytes"] < 0.29 * whole["bytes"]  # the model is small
     assert facts["gate"]["metric"] == "cosine"
     assert 0.995 < facts["gate"]["int8"] <= 1 + 1e-6
     assert facts["gate"]["count"] == 2
@@ -196,7 +196,7 @@ def test_int8(vocabulary, texts, tmp_path):
     found, name = predict(batch), "sentence_embedding"
     np.testing.assert_allclose(found[name][:1], predict(alone)[name], atol=1e-6)
 
-    # A model that knows one piece: some of its guesses are right.
+    # A model that always predicts one piece has some right guesses.
     bias = model.checkpoint["mlm"]["bias"].copy()
     bias[model.tokenizer.encode_batch(["."])[0][0]] += 9
     model.checkpoint["mlm"]["bias"] = bias
@@ -227,7 +227,7 @@ def test_the_gate_is_read_before_the_graph_is_made(vocabulary, tmp_path, monkeyp
 
 @pytest.mark.parametrize("task", small.TASKS)
 def test_rows_are_scored_by_what_is_served(task, vocabulary):
-    """As by the outputs of the objective itself."""
+    """The scored outputs equal those of the objective itself."""
     from bertjax.objectives.make_objective import make_objective
     from bertjax.serving.gate import outputs_of
 
@@ -247,7 +247,7 @@ def test_rows_are_scored_by_what_is_served(task, vocabulary):
 
 
 def test_the_gate_scores_a_task(vocabulary, tmp_path, monkeypatch):
-    """Rows whose labels are the model's own answers: it has accuracy 1."""
+    """The rows' labels are the model's own answers, so its accuracy is 1."""
     from bertjax.assembly import models
     from bertjax.serving import gate
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""StableHLO files: jax alone says what the model says, by the reader of the docs."""
+"""StableHLO files: jax and the reader in the docs compute what the model does."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def exported(folder, model, **options):
 
 @pytest.fixture(scope="module")
 def reader():
-    """The reader that docs/serving.md shows, which is the service's."""
+    """The reader in docs/serving.md, which is that of launch/serve.py."""
     text = (ROOT / "docs/serving.md").read_text("utf-8")
     [block] = [
         b for b in re.findall(r"```python\n(.*?)```", text, re.S) if "memmap" in b
@@ -41,7 +41,7 @@ def reader():
 
 
 def test_200_texts_of_all_lengths(reader, vocabulary, tmp_path):
-    """Weights once, a program a shape; texts go to the smallest that takes them."""
+    """Weights are stored once, programs per shape; a text runs in the smallest."""
     model = small.small_model(vocabulary, "modernbert")
     facts = exported(tmp_path / "out", model, batch_sizes=[8], lengths=[16, 64])
     assert facts["largest_difference"] < CLOSE
@@ -63,7 +63,7 @@ def test_200_texts_of_all_lengths(reader, vocabulary, tmp_path):
         batch = differences.make_batch(served, part, model.tokenizer.pad_id, shape)
         at = differences.blank_positions(batch, card["blanks"])
         batches.append({**batch, "mlm_positions": at})
-    # The model compiles once a shape: padded as the programs are.
+    # The model compiles once per shape, so pad batches as the programs do.
     largest = 0.0
     for batch in batches:
         length = 16 if batch["input_ids"].shape[1] <= 16 else 64
@@ -143,7 +143,7 @@ def test_lengths(vocabulary, tmp_path):
 
 
 def test_numbers_that_are_none_are_refused(vocabulary, tmp_path):
-    """Nothing is written of a model whose parameters are broken."""
+    """Nothing is written for a model whose outputs are not finite."""
     model = small.small_model(vocabulary)
     broken = {**model.checkpoint["encoder"]}
     broken["layers"] = jax.tree.map(lambda x: x * np.nan, broken["layers"])
@@ -165,7 +165,7 @@ def test_numbers_that_are_none_are_refused(vocabulary, tmp_path):
 def test_each_program_is_compared_on_all_texts_that_fit(
     vocabulary, tmp_path, monkeypatch
 ):
-    """The longest among them, also where a batch has room for one."""
+    """The longest text is included, also if a batch has one row."""
     seen = {}
 
     def compare(served, predict, batches):
@@ -181,7 +181,7 @@ def test_each_program_is_compared_on_all_texts_that_fit(
 
 
 def test_a_text_a_line_for_the_gate(tmp_path):
-    """Line feeds alone end lines."""
+    """Only line feeds end lines."""
     path = tmp_path / "texts.txt"
     path.write_text("one\u2028text\n\nanother\r\n", "utf-8", newline="")
     assert read_texts(str(path)) == ["one\u2028text", "another"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of the speedruns, made from small files of the same forms."""
+"""The text of the speedruns, made from small files of the same formats."""
 
 import gzip
 import hashlib
@@ -37,7 +37,7 @@ def folder(tmp_path):
 
 def test_documents_in_their_order_until_the_words_are_there(folder):
     wiki = part("wiki", "wiki.txt.gz", 10)
-    # The first has "= A =" and five words, eight; the second gives its first two.
+    # The first document has 8 words, "= A =" and five; the second adds its first two.
     assert corpus.take(wiki, folder) == "= A =\none two three\nfour five\n\n= B\n"
 
 
@@ -58,13 +58,13 @@ def test_shares_are_whole_fair_and_add_up(sizes, data):
     assert sum(shares) == words
     assert all(share <= size for share, size in zip(shares, sizes, strict=True))
     cut = [s for s, size in zip(shares, sizes, strict=True) if s < size]
-    # Who got less than it has got as much as anybody, but for a word of the rest.
+    # A truncated document has the largest share, up to one word of the remainder.
     assert not cut or max(shares) - min(cut) <= 1
 
 
 @pytest.fixture
 def known(folder, monkeypatch):
-    """The text's parts and hashes, those of the small files."""
+    """The folder, with the corpus's parts and hashes patched to the small files."""
     text = "= A =\none two three\nfour five\n\n= B\n"
     wiki = part("wiki", "wiki.txt.gz", 10, text=text)
     monkeypatch.setattr(corpus, "PARTS", (wiki,))

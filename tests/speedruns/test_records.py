@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a speedrun took and reached, read from a workdir and over seeds."""
+"""Time and scores of a speedrun, from a workdir and over seeds."""
 
 import json
 import math
@@ -26,7 +26,7 @@ def write_run(path, n, steps=100):
     (path / "run.json").write_text(json.dumps(run))
     timed = {"perf/step_seconds": 0.6, "perf/processor_seconds": 1.2}
     rows = [{"step": s, "tokens": 10 * s} | timed for s in (50, 100)]
-    # An evaluation has no time; a row after the run's end is not the run's.
+    # A row of evaluation has no time. A row after the last step does not count.
     rows += [{"step": 100, "tokens": 1000, "eval/valid/mlm_loss": 4.0}]
     rows += [{"step": 150, "tokens": 1500} | timed]
     (path / "metrics.jsonl").write_text("".join(f"{json.dumps(r)}\n" for r in rows))
@@ -85,7 +85,7 @@ def test_fewer_than_three_seeds_show_nothing(seeds):
 
 
 def test_equal_scores_show_nothing():
-    """Their t is none or infinite, and JSON has no word for that p."""
+    """Their t is undefined or infinite, so that p is null."""
     same = [record(s, pairs=0.5) for s in range(3)]
     found = records.summarise(same, TRACK)
     assert found["pairs"]["p"] is found["pairs"]["reached"] is None

@@ -5,7 +5,7 @@ from bertjax import speedrun
 from bertjax.assembly import command_line, validate
 from bertjax.speedruns.tracks import PASSES, TRACKS, check_recipe
 
-TOKENS = 15_036_990  # of the text, in the track's own pieces
+TOKENS = 15_036_990  # of the text, with the track's tokenizer
 
 
 @pytest.mark.parametrize("name", TRACKS)
@@ -15,5 +15,5 @@ def test_the_own_recipe_of_a_track_keeps_its_rules(name):
     check_recipe(name, config)
     speedrun.check_scored(config, None)
     slots = config.total.steps * config.batch_size * config.data.length
-    # Rows that are filled less make less of a pass of as many slots.
+    # Rows with padding have fewer tokens than slots, and so make fewer passes.
     assert slots <= PASSES * TOKENS

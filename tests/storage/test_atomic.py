@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are there whole or not at all, on a disk and in a bucket."""
+"""Files that are written completely or not at all, on a disk and in a bucket."""
 
 import os
 from pathlib import Path
@@ -80,7 +80,7 @@ def test_what_is_read_is_not_replaced(value, tmp_path):
             f"{tmp_path}/a.txt", "--out", "", ("--text", value.format(tmp_path))
         )
     named = tmp_path / "data[1].txt", tmp_path / "lr=a.txt"
-    for path in named:  # which a pattern and a name of a set would be
+    for path in named:  # look like a pattern and NAME=FILE
         path.touch()
     for path in (*named, "missing.txt"):
         atomic.check_out(f"{tmp_path}/a.txt", "--out", "", ("--text", str(path)))

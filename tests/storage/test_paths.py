@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paths as people write them."""
+"""Paths in the forms that people write."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the runs of a sweep scatter, and which of them is best."""
+"""The spread of a sweep's runs, and which of them is best."""
 
 import pytest
 
@@ -48,7 +48,7 @@ def test_the_best_evaluation_of_each_run_counts_where_it_is_asked_for():
         scored(step=2, valid="v", f1=0.6, seed=1),
         scored(step=4, valid="v", f1=0.6, seed=1),
         scored(step=2, valid="v", f1=0.9, seed=2),
-        scored(step=4, valid="v", f1=None, seed=2),  # it is lost
+        scored(step=4, valid="v", f1=None, seed=2),  # not finite
         scored(step=4, valid="v", f1=None, seed=3),
     ]
     runs = [(seed, 1e-3) for seed in range(4)]
@@ -108,7 +108,7 @@ def test_sets_have_scores_of_their_own():
 
 
 def test_rates_are_written_as_they_were_given():
-    """1.25e-5 is not 1.2e-5, which may be another of the rates."""
+    """1.25e-5 is not rounded to 1.2e-5, which may be another rate of the sweep."""
     rows = [scored(valid="v", f1=0.5, lr=rate) for rate in (1.25e-5, 1.2e-5)]
     found = standings(rows, [(0, row["lr"]) for row in rows], "eval/v/f1").summarise()
     cells = [line.split()[1] for line in score_spread.describe(found)][1:3]

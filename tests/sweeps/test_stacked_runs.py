@@ -17,7 +17,7 @@ from bertjax.training.state import State
 
 
 def test_runs_of_a_sweep_score_as_one_run_does():
-    """Sums are quotients or have a mean() of their own; nothing has no mean."""
+    """A mean is a quotient of sums, or the sum's own mean(); without weight, NaN."""
 
     def evaluate(params, batch):
         weights = jnp.ones_like(batch["x"])
@@ -44,7 +44,7 @@ def test_runs_of_a_sweep_score_as_one_run_does():
 
 
 def test_a_sweep_killed_in_its_first_save_begins_anew(tmp_path):
-    """One group's states were written, the other's not yet."""
+    """The states of one group were written, those of the other not."""
 
     def begin(seeds):
         return State(jnp.zeros(1, jnp.int32), {"x": jnp.ones((1, 2))}, ())

@@ -12,9 +12,9 @@ from bertjax.training.loop import LoopState
 
 @pytest.mark.parametrize("more, tokens", [({}, [5, 3]), ({"text_tokens": 7}, [14, 14])])
 def test_tokens_are_those_that_a_run_counts(more, tokens):
-    """Rows that hold copies, or targets too, say themselves how many they are."""
+    """Rows with copies or targets have their own count, text_tokens."""
     mask = np.array([[[1, 1, 1], [1, 1, 0]], [[1, 0, 0], [1, 1, 0]], [[1, 1, 1]] * 2])
-    batch = {"attention_mask": mask}  # of three runs, the last of which is a filler
+    batch = {"attention_mask": mask}  # three runs, the last is filler
     batch |= {name: np.full((3, 2), n) for name, n in more.items()}
     loop = SimpleNamespace(
         batches=iter([batch]),
@@ -31,7 +31,7 @@ def test_tokens_are_those_that_a_run_counts(more, tokens):
 
 
 def test_more_runs_than_those_under_way():
-    """They join a sweep once it is finished, which is said of nothing else."""
+    """More runs may join a finished sweep; the message says so only in this case."""
     config = load_config("finetune/classify.py:smoke")
     facts = {"config": config.to_dict(), "stores": {"a": "1"}, "tokenizer": "t"}
     two, three = ([[seed, 1e-3] for seed in range(n)] for n in (2, 3))
