@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write bert_golden.npz: small random BERTs of another implementation, and what
-they compute. Needs torch and transformers (4.57), which the tests do not.
+"""Write bert_golden.npz: small random BERTs of another implementation, and their
+outputs. Needs torch and transformers (4.57), which the tests do not.
 
     python tests/testdata/make_bert_golden.py
 """

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write compression_golden.npz: what the official SparseGPT and GPTQ make of three
-layers. Needs torch and transformers, which the tests do not, and checkouts of both.
+"""Write compression_golden.npz: three layers compressed by the official SparseGPT and
+GPTQ. Needs torch and transformers, which the tests do not, and checkouts of both.
 
     git clone https://github.com/IST-DASLab/sparsegpt; git clone .../IST-DASLab/gptq
     python tests/testdata/make_compression_golden.py sparsegpt gptq
 
-Where ours differs on purpose they are led to the same: SparseGPT is given the sparsity
-whose index is the last weight to go (it removes one more than that index says); GPTQ's
-scales are rounded to float16, as ours are stored, and its blocks are the groups, so
-that each grid is of weights that are up to date. No token is padding.
+Where bertjax differs on purpose, they are adapted. SparseGPT removes one weight more
+than its sparsity's index says, so it gets the sparsity whose index is the last weight
+to remove. GPTQ's scales are rounded to float16, as bertjax stores them, and its blocks
+are the groups, so that each grid is fitted to updated weights. No token is padding.
 """
 
 import importlib
@@ -25,7 +25,7 @@ BLOCK = 128
 
 
 def official(folder: str, name: str) -> ModuleType:
-    """Import a module of a checkout, whose quant.py the other has too."""
+    """Import a module of a checkout; both checkouts have a quant.py."""
     for module in ("quant", name):
         sys.modules.pop(module, None)
     sys.path.insert(0, folder)
@@ -47,7 +47,7 @@ def make_layer(seed: int, inputs: int, outputs: int) -> tuple[np.ndarray, np.nda
 
 
 def run(make, x: np.ndarray, weights: np.ndarray, work) -> np.ndarray:
-    """Return the weights [in, out] that an official class leaves of a layer."""
+    """Return a layer's weights [in, out] after compression by an official class."""
     layer = torch.nn.Linear(weights.shape[1], weights.shape[0], bias=False)
     layer.weight.data = torch.from_numpy(weights.copy())
     one = make(layer)
@@ -71,7 +71,7 @@ def main(sparsegpt_folder: str, gptq_folder: str) -> None:
     for name, (x, weights) in layers.items():
 
         def half(one, weights=weights):
-            # Whole and short blocks: this share gives both the index before the half.
+            # With this share both full and short blocks get the index before the half.
             count = len(weights) * BLOCK
             one.fasterprune((count // 2 - 1 + 0.5) / count, blocksize=BLOCK)
 

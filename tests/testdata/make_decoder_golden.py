@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write decoder_golden.npz: small random T5 and BART, and what transformers computes
-with them. Needs torch and transformers 5, which the tests do not.
+"""Write decoder_golden.npz: small random T5 and BART models, and transformers' outputs.
+
+Needs torch and transformers 5, which the tests do not.
 
     python tests/testdata/make_decoder_golden.py
 
@@ -89,7 +90,7 @@ NAMES = {"t5": T5_NAMES, "t5_v1_1": GATED, "bart": BART_NAMES}
 
 
 def find(name: str, path: str, index: int) -> str:
-    """Return what transformers calls a leaf of ours."""
+    """Return transformers' name of one of our leaves."""
     table, (side, _, rest) = NAMES[name], path.partition("/")
 
     def look_up(key: str) -> str | None:
@@ -144,14 +145,14 @@ def make_model(name: str, cfg: EncoderConfig) -> torch.nn.Module:
             tie_word_embeddings=cfg.tie_word_embeddings, **ids,
         )
     )  # fmt: skip
-    if not cfg.tie_word_embeddings:  # transformers 5 ties what it makes
+    if not cfg.tie_word_embeddings:  # transformers 5 ties it anyway
         own = torch.empty_like(model.lm_head.weight)
         model.lm_head.weight = torch.nn.Parameter(own)
     return model
 
 
 def make_params(cfg: EncoderConfig, draw: np.random.Generator) -> dict:
-    """Draw every leaf, in 64ths."""
+    """Draw every leaf, as multiples of 1/64."""
     key = jax.random.key(0)
     parts = {"encoder": encoder.init, "decoder": decoder.init, "mlm": heads.init_mlm}
     shapes = jax.eval_shape(lambda: {k: make(key, cfg) for k, make in parts.items()})
@@ -165,7 +166,7 @@ def make_params(cfg: EncoderConfig, draw: np.random.Generator) -> dict:
 
 
 def to_theirs(path: str, leaf: np.ndarray) -> np.ndarray:
-    """Return a leaf in the shape that torch's modules have it in."""
+    """Return a leaf in the shape that torch's modules use."""
     if path == "mlm/bias":
         return leaf[None]
     if not path.endswith("kernel"):
@@ -175,7 +176,7 @@ def to_theirs(path: str, leaf: np.ndarray) -> np.ndarray:
 
 
 def load(model: torch.nn.Module, name: str, params: dict) -> None:
-    """Put our parameters into their model; every one of theirs is filled."""
+    """Copy our parameters to transformers' model, and check that all are filled."""
     table = dict(model.named_parameters(remove_duplicate=False))
     table |= {k: v for k, v in model.named_buffers() if k == "final_logits_bias"}
     filled = set()
@@ -193,7 +194,7 @@ def load(model: torch.nn.Module, name: str, params: dict) -> None:
 
 
 def make_batch(cfg: EncoderConfig, draw: np.random.Generator) -> dict:
-    """Make rows of unlike length on both sides; a later row's first ids are 0 too."""
+    """Make rows of various lengths on both sides; each target begins with id 0."""
     b, s, length = 3, 12, 14
     ids = draw.integers(3, cfg.vocab_size, (b, s)).astype(np.int32)
     mask = (np.arange(s) < np.array([[s], [5], [1]])).astype(np.int32)
@@ -219,7 +220,7 @@ def make_case(name: str, seed: int = 0) -> dict[str, np.ndarray]:
     with torch.no_grad():
         logits = model(**given).logits.numpy()
         side = {k: given[k] for k in ("input_ids", "attention_mask")}
-        # Its cache takes the encoder for as deep as the decoder.
+        # transformers' cache assumes an encoder as deep as the decoder.
         how = dict(max_new_tokens=NEW, do_sample=False, num_beams=1, use_cache=False)
         greedy = model.generate(**side, **how, min_new_tokens=NEW)[:, 1:]
     leaves = jax.tree_util.tree_leaves_with_path(params)

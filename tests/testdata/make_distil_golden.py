@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make distil_golden.npz: torch's losses of a distiller on drawn logits and states.
+"""Write distil_golden.npz: torch's distillation losses on random logits and states.
 
-The formulas of huggingface/transformers, examples/research_projects/distillation/
-distiller.py (mean over the selected tokens), by torch's own loss functions; relations
-of heads as Wang et al. 2020 (arXiv 2012.15828, equations 3 to 5) have them.
+The formulas are those of huggingface/transformers, examples/research_projects/
+distillation/distiller.py (mean over the selected tokens), with torch's own loss
+functions; relations of heads as in Wang et al. 2020 (arXiv 2012.15828, eqs. 3 to 5).
 
   python tests/testdata/make_distil_golden.py        (with torch, any version)
 """
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def relations(student: torch.Tensor, teacher: torch.Tensor, real: torch.Tensor):
-    """Mean over rows' tokens and heads of KL(teacher's relation || student's)."""
+    """Return the mean over tokens and heads of KL(teacher's relation || student's)."""
     total = torch.zeros((), dtype=torch.float64)
     for row in range(len(real)):
         n = int(real[row].sum())

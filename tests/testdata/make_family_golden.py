@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write family_golden.npz: small random encoders of each family, and what transformers
-computes with them. Needs torch and transformers 5, which the tests do not.
+"""Write family_golden.npz: small random encoders of each family, and transformers'
+outputs. Needs torch and transformers 5, which the tests do not.
 
     python tests/testdata/make_family_golden.py
 
@@ -69,7 +69,7 @@ ENCODERS = {
         "layers/mlp/down": "transformer.layer.{}.ffn.lin2",
         "layers/mlp/norm": "transformer.layer.{}.output_layer_norm",
     },
-    "model": {  # ModernBERT; a number after @: which part of a joint matrix
+    "model": {  # ModernBERT; @i/n: part i of n of a joint matrix
         "embeddings/word": "embeddings.tok_embeddings.weight",
         "embeddings/norm": "embeddings.norm",
         "layers/attention/query": "layers.{}.attn.Wqkv@0/3",
@@ -121,12 +121,12 @@ HEADS = {
         "mlm/bias": "decoder.bias",
     },
 }
-# Where a bias is also found when nothing ties the two.
+# Second names of biases, for models without tied weights.
 TWINS = {"cls.predictions.bias": "cls.predictions.decoder.bias"}
 
 
 def find(path: str, index: int, stem: str, first: int) -> tuple[str, int, int]:
-    """Return (their name, which part of its rows, of how many) of a leaf of ours."""
+    """Return (transformers' name, part, number of parts) of one of our leaves."""
     folder, _, leaf = path.removeprefix("encoder/").rpartition("/")
     table = {k: f"{stem}.{v}" for k, v in ENCODERS[stem].items()} | HEADS[stem]
     name = table.get(f"{folder}/{leaf}")
@@ -140,7 +140,7 @@ def find(path: str, index: int, stem: str, first: int) -> tuple[str, int, int]:
 
 
 def walk(params, stem, cfg):
-    """Yield (path, index or None, their name, part, of) of every leaf."""
+    """Yield (path, leaf, layer or None, transformers' name, part, parts) per leaf."""
     for key, leaf in jax.tree_util.tree_leaves_with_path(params):
         path = path_name(key)
         stacked = path.startswith("encoder/layers")
@@ -217,7 +217,7 @@ GRADIENTS = ("bert", "modernbert")
 
 
 def build(name: str, stem: str, cfg: EncoderConfig) -> list[torch.nn.Module]:
-    """Build transformers' models of a case; ELECTRA's are two."""
+    """Build transformers' models of a case; ELECTRA has two."""
     keys = (
         "vocab_size hidden_size num_hidden_layers hidden_act num_attention_heads "
         "intermediate_size max_position_embeddings type_vocab_size layer_norm_eps "
@@ -271,7 +271,7 @@ def build(name: str, stem: str, cfg: EncoderConfig) -> list[torch.nn.Module]:
 
 
 def make_params(cfg: EncoderConfig, stem: str, draw: np.random.Generator):
-    """Draw every leaf of the encoder and the family's heads, in 64ths."""
+    """Draw every leaf of the encoder and the family's heads, as multiples of 1/64."""
     key = jax.random.key(0)
     shapes = {
         "encoder": jax.eval_shape(lambda: encoder.init(key, cfg)),
@@ -294,7 +294,7 @@ def make_params(cfg: EncoderConfig, stem: str, draw: np.random.Generator):
 
 
 def load(models, params, stem, cfg) -> None:
-    """Put our parameters into their models; every one of theirs is filled."""
+    """Copy our parameters to transformers' models, and check that all are filled."""
     theirs = [dict(m.named_parameters(remove_duplicate=False)) for m in models]
     filled = set()
     with torch.no_grad():
@@ -310,7 +310,7 @@ def load(models, params, stem, cfg) -> None:
 
 
 def run(models, stem, inputs):
-    """Return what transformers computes."""
+    """Return transformers' outputs."""
     given = dict(inputs)
     if stem in ("distilbert", "model"):
         del given["token_type_ids"]
@@ -331,7 +331,7 @@ def run(models, stem, inputs):
 
 
 def gradients(models, params, stem, cfg, inputs, labels):
-    """Return gradients of the mean masked-LM loss in our layout."""
+    """Return the gradients of the mean masked-LM loss in our layout."""
     (model,) = models
     logits = run(models, stem, inputs)["mlm_logits"]
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write generation_golden.json: what transformers' generate writes with small models.
+"""Write generation_golden.json: ids of transformers' generate with small models.
 
 The models, prompts and settings are those of tests/generation/small_models.py. Needs
 torch and transformers 5, which the tests do not.

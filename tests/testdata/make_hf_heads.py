@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write hf_heads.json: the heads of tasks as transformers has them.
+"""Write hf_heads.json: transformers' heads of tasks.
 
-For each family and class the shapes of what is no part of the encoder in
+For each family and class it has the shapes of the tensors outside the encoder of
 hf_layouts.json, and the logits of the model that tests/interop/heads_data.py draws.
 Needs torch and transformers 5, which the tests do not.
 
@@ -40,7 +40,7 @@ for family, of_family in (kinds | data.CAUSAL).items():
             state[head] = state[word]
         model.load_state_dict(state)
         batch = {"input_ids": data.IDS, "attention_mask": data.MASK}
-        several = kind == "MultipleChoice"  # which are the rows
+        several = kind == "MultipleChoice"  # the rows are one example's choices
         with torch.inference_mode():
             batch = {
                 k: torch.tensor(v[None] if several else v) for k, v in batch.items()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write hf_layouts.json: what transformers writes for a small model of each family.
+"""Write hf_layouts.json: transformers' files of a small model of each family.
 
-config.json, and the shapes of model.safetensors by name. Needs torch and transformers
-5, which the tests do not.
+For each it has config.json, and the shapes in model.safetensors by name. Needs torch
+and transformers 5, which the tests do not.
 
     python tests/testdata/make_hf_layouts.py
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write hf_seq2seq.json: small encoder-decoders as transformers writes and runs them.
 
-Of each config.json, the shapes of model.safetensors by name, and the logits of the
-model that tests/interop/seq2seq_data.py draws, opened from such a directory. Needs
+For each it has config.json, the shapes in model.safetensors by name, and the logits of
+the model that tests/interop/seq2seq_data.py draws, opened from such a directory. Needs
 torch and transformers 5, which the tests do not.
 
     python tests/testdata/make_hf_seq2seq.py
@@ -35,8 +35,8 @@ BART = dict(
     decoder_ffn_dim=12,
     max_position_embeddings=20,
 )
-HEAD = {"lm_head.weight": [40, 8]}  # beside a config.json that ties it, in transformers
-# Name -> config, and tensors that files have beside those that transformers writes.
+HEAD = {"lm_head.weight": [40, 8]}  # untied, although transformers' config.json ties it
+# Name -> (config, tensors of released files that transformers does not write).
 CONFIGS = {
     "t5": (t.T5Config(**SIZES, num_decoder_layers=2, decoder_start_token_id=0), {}),
     "t5_gelu_untied": (

@@ -3,8 +3,9 @@
 
     pip install torch transformers; python tests/testdata/make_rag_golden.py
 
-Three targets of up to six tokens, four documents, eleven pieces. transformers' targets
-begin with a token that is not predicted, and end in padding, which is piece 0.
+There are three targets of up to six tokens, four documents and eleven pieces. The
+targets of transformers begin with a token that is not predicted, and end with padding,
+piece 0.
 """
 
 from pathlib import Path
@@ -24,7 +25,7 @@ ids = draw.integers(3, V, (B, T)) * (np.arange(T) < lengths[:, None])
 generator = SimpleNamespace(pad_token_id=PAD, bos_token_id=None)
 config = SimpleNamespace(n_docs=K, bos_token_id=None, generator=generator)
 target = torch.tensor(np.concatenate([np.full((B, 1), FIRST), ids], axis=1))
-# Behind the last token there is one more prediction, of padding, which is masked.
+# After the last token there is one more prediction, of padding, which is masked.
 behind = np.concatenate([logits, np.zeros((B, K, 1, V), np.float32)], axis=2)
 flat = torch.tensor(behind.reshape(B * K, T + 1, V))
 golden = {"logits": logits, "scores": scores, "ids": ids}

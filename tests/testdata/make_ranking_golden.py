@@ -3,9 +3,9 @@
 
     pip install pykeen; python tests/testdata/make_ranking_golden.py
 
-A graph of 30 entities and 3 relations drawn at random; scores from -2 to 2 in steps of
-a half, so that many are the same. pykeen's RankBasedEvaluator gets them with what is
-known taken out, as its `evaluate` does: every known answer but the right one is nan.
+The graph has 30 entities and 3 relations, drawn at random; scores range from -2 to 2 in
+steps of a half, so that many are equal. pykeen's RankBasedEvaluator gets filtered
+scores, as in its `evaluate`: every known answer except the right one is NaN.
 """
 
 from pathlib import Path

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make retrieval_golden.json: sentence-transformers' losses on drawn numbers.
+"""Write retrieval_golden.json: sentence-transformers' losses on random numbers.
 
 python tests/testdata/make_retrieval_golden.py       (sentence-transformers 6.2, torch)
 
-Nothing of a model takes part: the losses are given vectors, and SpladePooling logits.
+It needs no model: the losses get vectors, and SpladePooling gets logits.
 """
 
 import json
@@ -24,13 +24,13 @@ from sentence_transformers.sparse_encoder.losses import (
 from sentence_transformers.sparse_encoder.modules import SpladePooling
 from sentence_transformers.util import dot_score, pairwise_dot_score
 
-SEED, B, S, D, V, L = 0, 8, 3, 8, 20, 6  # rows, texts of a row, sizes, tokens
+SEED, B, S, D, V, L = 0, 8, 3, 8, 20, 6  # rows, texts per row, sizes, tokens
 WIDTHS, TEMPERATURE = (2, 5), 0.05
 OUT = Path(__file__).with_name("retrieval_golden.json")
 
 
 def arrays():
-    """Draw what tests/objectives/test_retrieval_golden.py draws too."""
+    """Draw the same numbers as tests/objectives/test_retrieval_golden.py."""
     draw = np.random.default_rng(SEED)
     sizes = draw.integers(2, L + 1, (B, S))
     return {
