@@ -169,7 +169,7 @@ def test_answers_are_those_of_the_command(finetuned, tmp_path, capsys):
 
 
 def test_numbers_of_numpy_are_numbers(trained):
-    """What was made for one was taken for the next."""
+    """Formerly the program for the first number was used for the next one."""
     model = bertjax.load(trained)
     for n in (2, 4):
         assert len(model.fill_mask(BLANK, top_k=np.int64(n))[0]) == n

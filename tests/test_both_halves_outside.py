@@ -104,7 +104,7 @@ def test_rows_longer_than_their_text_say_what_their_slots_are():
 
 @dataclasses.dataclass
 class OneRow:
-    """Batches of one row, by their host half."""
+    """A source of batches of one row, made by its host half."""
 
     features: object
     start: int = 0

@@ -512,7 +512,7 @@ def test_settings_that_optimizer_or_schedule_do_not_read(given, word):
     ],
 )
 def test_what_a_recipe_sets_is_taken_back_as_the_message_says(name, given):
-    """The advice had led to the next refusal, or was to leave out what is not given."""
+    """Formerly the advice led to another refusal, or to leave out a key not given."""
     arguments = [f"--config.{x}" for x in given.split()]
     halves = [SimpleNamespace(keys=frozenset())]
     while True:
@@ -591,7 +591,7 @@ def test_what_a_recipe_says_of_masks_can_be_taken_back():
     resolve.check_keys(config, nothing)
     validate.check(config)
     assert read_masker(config.data) == read_masker(parse().data)
-    config.data.max_predictions = 3  # of which no flag says nothing
+    config.data.max_predictions = 3  # no flag resets it
     with pytest.raises(UserError, match=r"objective=mlm.*: leave it out$"):
         resolve.check_keys(config, nothing)
 

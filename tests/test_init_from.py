@@ -94,8 +94,8 @@ def test_pretraining_goes_on_with_model_and_vocabulary_of_a_run(trained, capsys)
 
 @pytest.mark.parametrize("key", ["init_from", "teacher"])
 def test_a_vocabulary_comes_with_its_lower_casing(trained, key, capsys):
-    """A config file's data.lower_case was kept: the run was refused, and was told to
-    give the vocabulary that it had."""
+    """Formerly the config file's data.lower_case stayed, and the run was refused with
+    the advice to give the vocabulary that it had."""
     given = ["--config=t5.py:smoke", f"--config.{key}={trained}"]
     config = command_line.parse(given).config
     assert config.data.lower_case is True
@@ -116,7 +116,7 @@ def test_a_vocabulary_comes_with_its_lower_casing(trained, key, capsys):
 def test_a_masked_lm_becomes_electras_discriminator_and_the_other_way(
     tmp_path, becomes, share
 ):
-    """A pair was refused, since the head for masked tokens is its generator's."""
+    """Formerly an ELECTRA pair was refused: its masked-LM head is its generator's."""
 
     def drawn(name, seed):
         objective, _ = make_objective(name, CFG)
@@ -179,7 +179,7 @@ def test_pretraining_keeps_how_vectors_of_sentences_are_made(tmp_path):
 
 
 def test_what_config_json_says_beside_sizes_is_exported_again(tmp_path):
-    """Of a directory, and of a run that began with one; not what it says of files."""
+    """From a directory or a run that began from one, except keys about its files."""
     theirs, ours, config = tmp_path / "hf", tmp_path / "run", schema.base()
     roles = dict(pad=0, unk=1, cls=2, sep=3, mask=4)
     objective, cfg = make_objective("mlm", CFG)

@@ -33,7 +33,7 @@ def test_sparsegpt_is_the_official_one(name, how, pattern):
 
 
 def test_the_scale_of_inputs_changes_nothing():
-    """Also where some are never active: they take no part in the damping."""
+    """Also if some inputs are never active, as they do not count in the damping."""
     weights, hessian = golden("dead")
     found = [sparse.sparsegpt(weights, hessian * size, HALF) for size in (1, 2.0**-20)]
     np.testing.assert_array_equal(*found)

@@ -83,8 +83,8 @@ def test_code_is_asked_line_by_line_as_it_was_learnt():
     ],
 )
 def test_what_is_too_long_is_said_of_the_side_that_it_is_on(start, prompt, message):
-    """Of an encoder-decoder the prompt's tokens were told with the sum of the other
-    side, and fewer new ones were to help a prompt that was too long itself."""
+    """Formerly, with an encoder-decoder, the message mixed the tokens of both sides and
+    advised fewer new tokens for a prompt that was itself too long."""
     model = SimpleNamespace(most=10, start=start, begin=(), arrange=None)
     model.lay_out = lambda prompts: [[4] * prompt for _ in prompts]
     rows = make_rows(model, ["a b"], Options(max_new_tokens=4))

@@ -321,7 +321,7 @@ def test_an_evaluation_of_a_task_keeps_what_the_model_says():
 
 
 def test_a_phase_of_one_rate_is_measured_where_the_config_has_a_ramp():
-    """It ended in a TypeError: the config's is text, 0.3:0.15, the phase's a number."""
+    """The config's rate is text, 0.3:0.15, the phase's a number: once a TypeError."""
     phases = "--config.phases=steps=3 length=32 mask_rate=0.05; length=16"
     config = command_line.parse(["--config=modern.py:smoke", phases]).config
     assert synthetic_data.one_phase(config).data.mask_rate == 0.05

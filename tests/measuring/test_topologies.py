@@ -45,7 +45,7 @@ def test_the_compiler_may_be_absent(monkeypatch):
 
 
 def test_jax_does_not_cache_what_it_cannot_load(monkeypatch):
-    """It warned of each entry that it found, and took no time less."""
+    """Formerly jax warned of each entry in the cache, and saved no time."""
     monkeypatch.setattr(os, "environ", {"JAX_COMPILATION_CACHE_DIR": "/tmp/cache"})
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
     topologies.prepare()
