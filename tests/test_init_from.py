@@ -15,6 +15,7 @@ from bertjax.assembly.open_teacher import check_fit, open_teacher
 from bertjax.checkpoints.manager import Checkpoints
 from bertjax.config import schema, serialize
 from bertjax.data.tokenizers.export_tokenizer import make_json
+from bertjax.data.tokenizers.extra_ids import add_extra_ids
 from bertjax.data.tokenizers.tokenizer import load_tokenizer
 from bertjax.interop import sentence_transformers
 from bertjax.interop.hf_write import write_model
@@ -108,6 +109,10 @@ def test_a_vocabulary_comes_with_its_lower_casing(trained, key, capsys):
     with pytest.raises(UserError, match=rf"^{key}=.*{words}"):
         if key == "teacher":
             check_fit(config, open_teacher(config, print), own, [])
+        init_from.take(str(trained), own, {}, print, {})
+    # What a config puts behind the vocabulary is no other vocabulary.
+    own = add_extra_ids(load_tokenizer(config.data.vocab), 5)
+    with pytest.raises(UserError, match=r"no embeddings of the 5 .*data\.extra_ids=5"):
         init_from.take(str(trained), own, {}, print, {})
 
 

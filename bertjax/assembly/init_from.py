@@ -296,6 +296,14 @@ def take(
         if not same_ids(theirs, tokenizer):
             if same_pieces(theirs, tokenizer):
                 raise UserError(lower_case_differs(f"init_from={source}", theirs))
+            more = 0 if len(theirs.sentinel_ids) else len(tokenizer.sentinel_ids)
+            if more and theirs.pieces == tokenizer.pieces[:-more]:
+                raise UserError(
+                    f"init_from={source} has no embeddings of the {more} pieces that "
+                    f"data.extra_ids={more} puts behind its vocabulary: take a model "
+                    "that has them, or --config.data.extra_ids=0 and an objective "
+                    "that needs none"
+                )
             raise UserError(
                 f"init_from={source} has another tokenizer: give its own, "
                 f"--config.data.vocab={vocabulary_of(path)}"
