@@ -160,6 +160,13 @@ def test_a_decoder_is_refused():
         make_objective("electra", dataclasses.replace(CFG, is_decoder=True))
 
 
+def test_what_begins_from_an_encoder_decoder_has_a_generator_without_a_decoder():
+    """It was refused for an option that nobody had given, model.embedding_size."""
+    cfg = dataclasses.replace(CFG, embedding_size=0, num_decoder_layers=1)
+    assert electra.generator_config(cfg, 16).num_decoder_layers == 0
+    make_objective(NAME, cfg)
+
+
 def test_heads_that_do_not_fit():
     cfg = dataclasses.replace(CFG, hidden_size=400)
     with pytest.raises(UserError, match="200 wide, which its 3 heads"):
