@@ -567,6 +567,19 @@ def test_model_sizes_follow_and_override():
         resolve.encoder_config(made, 1000)
 
 
+@pytest.mark.parametrize(
+    "objective, layers",
+    [("mlm", 0), ("mlm+sop", 0), ("clm", 0), ("electra", 0), ("denoise", 2)],
+)
+def test_only_what_trains_a_decoder_has_one(objective, layers):
+    """A masked LM that went on from a BART was an encoder-decoder to all commands, and
+    filled no blanks."""
+    made = parse(
+        f"--config.objective={objective}", "--config.model.num_decoder_layers=2"
+    )
+    assert resolve.encoder_config(made, 1000).num_decoder_layers == layers
+
+
 def test_dtype_by_backend():
     made = parse(name="bert.py:tiny")
     assert resolve.encoder_config(made, 9, "cpu").dtype == "float32"

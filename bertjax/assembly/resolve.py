@@ -74,9 +74,12 @@ def encoder_config(
     # EncoderConfig refuses it.
     sized = (f"{n}:{rows or ''}".rstrip(":") for n, rows in id_streams(config).items())
     shape["id_streams"] = ",".join(sized)
-    learnt = map(parse, trained_objectives(config))
-    if {part.name for parts in learnt for part in parts} == {"clm"}:
+    learnt = {part.name for x in trained_objectives(config) for part in parse(x)}
+    if learnt == {"clm"}:
         shape["is_decoder"] = True  # its tokens were trained with causal attention
+    is_outside = any(map(registry.is_outside, learnt))
+    if not (config.task.text or is_outside or "denoise" in learnt):
+        shape["num_decoder_layers"] = 0  # none is trained, though init_from has one
     registry.pick("dtype", config.dtype, dict.fromkeys(("auto", "fast", *DTYPES)))
     dtype = dtype_of(config.dtype, backend)
     # A loop over the layers compiles in a minute and stores only matrix products.
