@@ -35,8 +35,12 @@ def main() -> int:
         print(__version__)
         return 0
     if name in ("--help", "-h", "help"):
-        print("bertjax COMMAND [--FLAG=VALUE ...]; bertjax COMMAND --help says more\n")
-        print("\n".join(f"  {known:10} {what}" for known, what in COMMANDS.items()))
+        lines = (f"  {known:10} {what}" for known, what in COMMANDS.items())
+        head = "bertjax COMMAND [--FLAG=VALUE ...]; bertjax COMMAND --help says more\n"
+        try:
+            print("\n".join([head, *lines]), flush=True)
+        except BrokenPipeError:  # head has read enough; nothing is left to be flushed
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     try:
         registry.pick("the command", name, COMMANDS)

@@ -140,7 +140,7 @@ def _claim(parent: Path, name: str) -> tuple[IO[bytes], Path]:
     while True:
         temporary = parent / f"{TEMPORARY}{name}-{os.getpid()}-{secrets.token_hex(4)}"
         try:
-            lock = open(f"{temporary}.lock", "xb")  # noqa: SIM115
+            lock = open(f"{temporary}.lock", "xb", buffering=0)  # noqa: SIM115
         except FileNotFoundError:  # another process just removed the empty parent
             if parent.exists():  # or files cannot be created in it, as in /proc
                 raise
@@ -151,8 +151,12 @@ def _claim(parent: Path, name: str) -> tuple[IO[bytes], Path]:
         except BlockingIOError:  # another process's _sweep has the lock
             lock.close()
             continue
-        lock.write(socket.gethostname().encode())
-        lock.flush()
+        try:
+            lock.write(socket.gethostname().encode())
+        except OSError:  # the disk is full
+            Path(lock.name).unlink(missing_ok=True)
+            lock.close()
+            raise
         if os.path.exists(lock.name):  # otherwise a _sweep removed it meanwhile
             return lock, temporary
         lock.close()

@@ -83,3 +83,14 @@ def test_the_list_imports_nothing_large():
         text=True,
     )
     assert bad.returncode == 2 and bad.stderr.startswith("error: --model=no-such-model")
+
+
+def test_the_list_may_be_read_in_part():
+    """bertjax | head -1: whoever reads closes the pipe."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bertjax"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait() == 0

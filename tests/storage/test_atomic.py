@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that are written completely or not at all, on a disk and in a bucket."""
 
+import io
 import os
 from pathlib import Path
 
@@ -53,6 +54,22 @@ def test_a_directory_that_cannot_be_made_takes_its_new_parents_along(tmp_path):
 
     with pytest.raises(UserError, match=r"^--to=x cannot be written: disk full"):
         directories.make_whole(tmp_path / "new/parents/x", fail, "--to=x")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_full_disk_keeps_no_lock(tmp_path, monkeypatch):
+    """The file can be made there, and not written."""
+
+    class Full(io.FileIO):
+        def write(self, content):
+            raise OSError(28, "No space left on device")
+
+    def open_full(name, mode, buffering):
+        return Full(name, mode)
+
+    monkeypatch.setattr(directories, "open", open_full, raising=False)
+    with pytest.raises(UserError, match=r"^--to=x cannot be written: No space left"):
+        directories.make_whole(tmp_path / "x", lambda draft: None, "--to=x")
     assert os.listdir(tmp_path) == []
 
 
