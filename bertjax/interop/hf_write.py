@@ -4,13 +4,11 @@
 import dataclasses
 import json
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from bertjax import UserError, join_names
 from bertjax.interop import read_tensors, task_heads
@@ -23,6 +21,7 @@ from bertjax.interop.generation_config import (
     write_generation_config,
 )
 from bertjax.interop.hf_read import CONFIG, read_config
+from bertjax.interop.write_tensors import write_tensors
 from bertjax.models.config import RUNTIME, EncoderConfig
 
 # Options that no class of transformers supports.
@@ -104,9 +103,7 @@ def write_model(
     if not tensors:
         return
     by_name = _tensors(ours, leaves, family, written, not heads)
-    save_file(by_name, directory / read_tensors.SINGLE, metadata={"format": "pt"})
-    # safetensors makes its files readable by their owner alone.
-    shutil.copymode(directory / CONFIG, directory / read_tensors.SINGLE)
+    write_tensors(directory / read_tensors.SINGLE, by_name, {"format": "pt"})
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:

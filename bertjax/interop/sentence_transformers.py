@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from bertjax import UserError
 from bertjax.interop import hf_read, read_tensors
 from bertjax.interop.read_tensors import DTYPES
+from bertjax.interop.write_tensors import write_tensors
 
 MODULES, LIMITS = "modules.json", "sentence_bert_config.json"
 OLD_LIMITS = tuple(
@@ -308,7 +308,7 @@ def _token_steps(
     files = {f"{p}/config.json": c for p, c in zip(paths[1:], configs, strict=True)}
     (directory / paths[1]).mkdir()
     weight = np.ascontiguousarray(projection.T, "<f4")
-    save_file({"linear.weight": weight}, directory / paths[1] / read_tensors.SINGLE)
+    write_tensors(directory / paths[1] / read_tensors.SINGLE, {"linear.weight": weight})
     return {MODULES: _steps(paths, names), **files}
 
 

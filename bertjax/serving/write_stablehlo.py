@@ -13,11 +13,12 @@ from typing import Any
 import jax
 import numpy as np
 from jax import export
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from bertjax.assembly.models import LoadedModel
 from bertjax.data.progress import Progress
 from bertjax.inference.fill_blanks import BLANKS as COUNT
+from bertjax.interop.write_tensors import write_tensors
 from bertjax.parallel.sharding import path_name
 from bertjax.serving.card import describe, write_card, write_own_tokenizer
 from bertjax.serving.differences import (
@@ -66,8 +67,7 @@ def write_stablehlo(
     weights = {
         n: np.ascontiguousarray(x) for n, (_, x) in zip(names, leaves, strict=True)
     }
-    save_file(weights, folder / WEIGHTS)
-    (folder / WEIGHTS).chmod(0o644)  # safetensors makes it readable by its owner alone
+    write_tensors(folder / WEIGHTS, weights)
 
     def run(weights: Mapping[str, Any], batch: Mapping[str, Any]) -> dict[str, Any]:
         found = served.run(jax.tree.unflatten(tree, [weights[n] for n in names]), batch)

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which options of an encoder a Hugging Face config.json can express."""
 
+import numpy as np
 import pytest
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
 from bertjax import UserError
 from bertjax.assembly import command_line, resolve
-from bertjax.interop import hf_write
+from bertjax.interop import hf_write, write_tensors
 from bertjax.models.config import EncoderConfig
 from bertjax.models.families import FAMILIES
 
@@ -54,3 +57,22 @@ def test_recipes_that_say_so_open_in_transformers(name):
     family, written, config = hf_write.choose_family(cfg, ROLES, "")
     assert (family.model_type, config["hidden_activation"]) == ("modernbert", "relu2")
     assert all(cfg.is_global) and written == cfg
+
+
+def test_tensors_on_a_full_disk(tmp_path, monkeypatch):
+    """What the library raises is no OSError, which commands make a line of."""
+
+    def full(*args, **kwargs):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(write_tensors, "save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_tensors.write_tensors(tmp_path / "x", {"a": np.zeros(3)})
+
+
+def test_tensors_may_be_read_by_whom_other_files_may(tmp_path):
+    (tmp_path / "other").touch()
+    write_tensors.write_tensors(tmp_path / "x", {"a": np.arange(3.0)}, {"format": "pt"})
+    modes = {(tmp_path / name).stat().st_mode for name in ("x", "other")}
+    assert len(modes) == 1
+    assert load_file(tmp_path / "x")["a"].tolist() == [0, 1, 2]
