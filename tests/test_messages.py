@@ -135,7 +135,7 @@ CASES = {
     ),
     "a list of seeds": (
         lambda: sweep.main([TASK[0], "--workdir=x", "--seeds=1,2"]),
-        "--seeds=1,2: '1,2' is not a whole number: runs of each learning rate",
+        "--seeds=1,2: '1,2' is not a whole number: runs per learning rate",
     ),
     "a model of the hub": (
         lambda: fill("bert-base-uncased"),
