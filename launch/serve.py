@@ -264,10 +264,10 @@ def texts_of(body):
     try:
         given = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"the body is no JSON: {error}") from error
+        raise ValueError(f"the body is not JSON: {error}") from error
     texts = given.get("texts") if isinstance(given, dict) else None
     if not isinstance(texts, list):
-        raise ValueError('the body is no object with a list, {"texts": ["..."]}')
+        raise ValueError('the body is not an object with a list, {"texts": ["..."]}')
     return texts
 
 

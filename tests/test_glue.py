@@ -203,7 +203,10 @@ def test_answers_to_the_tests_of_tfds(tmp_path, monkeypatch, capsys, name):
         ([{"id": "1"}, {"id": "0"}], [1, 0]),  # as in QQP
         ([{"idx": 4}, {"idx": 0}], [4, 0]),  # as in TensorFlow Datasets
         ([{"sentence": "a"}, {"sentence": "b"}], [0, 1]),
-        ([{"index": "0"}, {"index": "1.5"}], "x:1: the index '1.5' is not a number of"),
+        (
+            [{"index": "0"}, {"index": "1.5"}],
+            "x:1: the index '1.5' is not the number of",
+        ),
         ([{"id": "0"}, {"id": ""}], "x:1: the id '' is not the number of a row"),
         ([{"index": "3"}, {"index": "3"}], "x:1: the index 3 occurs twice"),
     ],

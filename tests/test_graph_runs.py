@@ -103,7 +103,7 @@ def test_answers_have_names(completer, tmp_path, capsys):
 @pytest.mark.parametrize(
     "line, words",
     [
-        ("t1\tlies_in\tc1\n", "q.tsv:1: write ? in the place"),
+        ("t1\tlies_in\tc1\n", "q.tsv:1: write ? in place"),
         ("t1\tlies_at\t?\n", "'lies_at' .* did you mean 'lies_in'"),
         ("x\tlies_in\t?\n", "the entity 'x'"),
         ("t1 lies_in ?\n", "q.tsv:1: a triple is"),

@@ -131,7 +131,7 @@ CASES = {
     ),
     "no number of a flag": (
         lambda: fill_mask.main(["--model=x", "--top_k=few", "A [MASK]."]),
-        "--top_k=few: 'few' is not a whole number: guesses for each blank",
+        "--top_k=few: 'few' is not a whole number: predictions per blank",
     ),
     "a list of seeds": (
         lambda: sweep.main([TASK[0], "--workdir=x", "--seeds=1,2"]),

@@ -119,7 +119,9 @@ def test_a_request_that_cannot_be_answered_is_told_so(serve, capsys):
         with pytest.raises(ValueError, match=r"^the body is not JSON: "):
             serve.texts_of(body)
     for body in (b"{}", b"[]", b"3", b'{"texts": "x"}'):
-        with pytest.raises(ValueError, match=r"^the body is no object with a list, "):
+        with pytest.raises(
+            ValueError, match=r"^the body is not an object with a list, "
+        ):
             serve.texts_of(body)
 
     server = serve.ThreadingHTTPServer(("127.0.0.1", 0), serve.Handler)

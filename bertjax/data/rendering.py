@@ -127,7 +127,7 @@ def _readable(piece: str) -> str:
 
 def decode(tokenizer: Any, ids: np.ndarray) -> str:
     """Format ids [n] as one line of text, special tokens included."""
-    special = set(tokenizer.special_ids.tolist())
+    special = set(map(int, tokenizer.special_ids))
     out: list[str] = []
     for is_special, run in groupby(ids.tolist(), special.__contains__):
         tokens = [*run]

@@ -120,7 +120,9 @@ def test_masking_where_nothing_is_masked(objective, corpus, vocabulary, tmp_path
     more = f"objective={objective}", "data.masking=roberta"
     config = configured(corpus, vocabulary, tmp_path, *more)
     needs = frozenset({objective})
-    with pytest.raises(UserError, match=f"masking=roberta says .*={objective}: leave"):
+    with pytest.raises(
+        UserError, match=f"masking=roberta has no effect .*={objective}: leave"
+    ):
         made_run(config, needs)
     config.data.masking = "bert"
     made_run(config, needs)

@@ -153,7 +153,7 @@ def test_what_the_host_has_to_make():
     [
         ("", {"num_decoder_layers": 0}, "needs a decoder"),
         (":target=span", {}, "target='span' is unknown; did you mean 'spans'"),
-        (":density=0.3", {}, r"density=0\.3 is of target=spans"),
+        (":density=0.3", {}, r"density=0\.3 needs target=spans"),
         (":z_loss=-1", {}, "z_loss=-1"),
         ("+mlm", {}, "stands alone"),
         (":rate=1", {}, "option of bertjax.objectives.denoise='rate' is unknown"),

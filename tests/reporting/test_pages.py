@@ -341,7 +341,7 @@ def test_what_is_no_run_or_no_place_to_write(tmp_path):
         ([run], "--out is missing"),
         ([out], "no run"),
         ([run, run, out], "given twice"),
-        ([tmp_path / "empty", out], "no workdir"),
+        ([tmp_path / "empty", out], "not a workdir"),
         ([tmp_path / "none", out], "no such directory"),
         ([run / "run.json", out], "a file"),
         ([tmp_path / "other", out], "config.json is not the config"),

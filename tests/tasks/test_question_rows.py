@@ -100,7 +100,7 @@ def test_lines_of_questions():
     assert [q.id for q in found.questions] == ["0", "1"]
     with pytest.raises(UserError, match="-:1: question and context"):
         parse_text('{"question": 3, "context": "Ann."}', "-")
-    with pytest.raises(UserError, match=r"-:1: .* no context, .*\(--index=DIR\)"):
+    with pytest.raises(UserError, match=r"-:1: .* no context .*\(--index=DIR\)"):
         parse_text('{"question": "Who?"}', "-")
     with pytest.raises(UserError, match="-:1: question and context"):
         parse_text(2 * '{"context": "Ann."}\n', "-")

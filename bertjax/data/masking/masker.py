@@ -170,8 +170,8 @@ def make_masker(
     if given := [refined for refined, value in refinements.items() if value]:
         raise UserError(
             f"data.{_KEYS.get(given[0], given[0])} refines presets, and "
-            f"data.masking={name!r} is not a preset: leave it out, and give options of "
-            f"{module.__name__}.make_masker"
+            f"data.masking={name!r} is not a preset: leave the former out, and give "
+            f"options of {module.__name__}.make_masker"
         )
     if rate is not None:
         options["rate"] = rate

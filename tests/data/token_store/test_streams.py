@@ -160,7 +160,7 @@ def test_gathered_rows_bring_the_ids_of_their_tokens(given_data):
         ({"sentences": ["a"], "speaker": [[[0, 9, "x"]]]}, "line 2.*0 to 9.*1 char"),
         ({"sentences": ["a"], "speaker": [{"x": 1}]}, "line 2.*not text but dict"),
         ({"sentences": ["a"], "speaker": [[[0, 1, "x"]]]}, "a.jsonl.*ranges in some"),
-        ({"text": "a", "speaker": "x"}, "line 2.*no list of"),
+        ({"text": "a", "speaker": "x"}, "line 2.*not a list of"),
     ],
 )
 def test_bad_records_are_named_by_their_line(given_data, tmp_path, record, match):

@@ -51,7 +51,7 @@ def test_files_have_a_pair_a_line(tmp_path):
         ("he", r"line 1: 'he' is not a pair of two words"),
         ("he He", r"line 1: 'he He' is not a pair of two words"),
         ("i you", r"line 1: 'i' has no capitals of its own"),
-        ("\u3000\nx", "no pair of two words"),
+        ("\u3000\nx", "not a pair of two words"),
     ],
 )
 def test_what_is_no_pair_is_named_with_its_line(tmp_path, text, message):
