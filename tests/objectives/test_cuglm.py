@@ -286,7 +286,7 @@ def test_pieces_of_logits_change_nothing():
     [
         (":stages=3", "stages=3 must be 1 or 2"),
         (":types=0.0", "in two stages above 0"),
-        (":stages=1,gold=true", "no use with stages=1"),
+        (":stages=1,gold=true", "no effect with stages=1"),
         (":leak=1", "option of .*leak.* is unknown"),
     ],
 )
