@@ -39,7 +39,7 @@ def main() -> int:
         head = "bertjax COMMAND [--FLAG=VALUE ...]; bertjax COMMAND --help says more\n"
         try:
             print("\n".join([head, *lines]), flush=True)
-        except BrokenPipeError:  # head has read enough; nothing is left to be flushed
+        except BrokenPipeError:  # the reader, such as head, has closed the pipe
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     try:

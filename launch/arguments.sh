@@ -9,7 +9,7 @@ die() { echo "error: $*" >&2; exit 2; }
 no_option() {
   case $1 in
     --config* | --workdir*) die "$1 goes to bertjax.train: it follows --" ;;
-    --*)  # grep reads all of it, so that sed's pipe does not break
+    --*)  # grep without -q reads to the end, so that sed does not get SIGPIPE
       ! sed '/^set /q' "$0" | grep -F -- " $1=" > /dev/null ||
         die "$1 has no value: write $1=VALUE" ;;
   esac

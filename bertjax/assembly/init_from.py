@@ -123,8 +123,8 @@ def _follow_tokenizer(
 ) -> None:
     """Use the vocabulary of a key's model if none is given, lower-casing as it does.
 
-    What the command line says of data.lower_case stays; what a config file does is of
-    the vocabulary that would be trained. Raises OSError if there is no model.
+    data.lower_case stays if it is given on the command line. In a config file it is
+    meant for a vocabulary that is trained. Raises OSError if there is no model.
     """
     path, data = config[key], config.data
     if data.vocab:
@@ -195,7 +195,7 @@ def kept_hf_config(config: ConfigDict) -> dict[str, Any]:
     """
     folder = manifest.as_path(config.init_from) if config.init_from else None
     raw: dict[str, Any] = {}
-    with contextlib.suppress(OSError):  # a sweep may go on without it
+    with contextlib.suppress(OSError):  # a sweep may continue without it
         if folder is not None and hf_directories.is_directory(folder):
             raw = hf_directories.open_model(Path(folder), "init_from").raw
         elif folder is not None:

@@ -200,8 +200,10 @@ def same_pieces(one: Any, other: Any) -> bool:
 
 
 def lower_case_differs(where: str, theirs: Any) -> str:
-    """Return the message for a model whose tokenizer `theirs` alone lower-cases, or
-    alone does not. where: names the model."""
+    """Return the message for a model whose tokenizer `theirs` differs in lower-casing.
+
+    where: names the model.
+    """
     key = f"data.lower_case={theirs.lower_case}"
     return f"{where} has {key}, unlike this config: give --config.{key}"
 

@@ -264,7 +264,7 @@ def change_phases(
     later = [p for p in planned if p.start > step]
 
     def goes_on(last: Phase) -> bool:
-        """Whether the new config's phase is this one."""
+        """Return whether the new config's phase is this one."""
         own = {k: getattr(last, k) for k in ("start", "first", "ramp_start")}
         return replace(now, **own) == last
 

@@ -127,7 +127,7 @@ def make_rows(
 
 
 def check_room(row: Row, name: str, new: int, most: int) -> None:
-    """Refuse a row longer than `most`, or that would be with `new` ids: UserError."""
+    """Raise UserError for a row longer than `most`, alone or with `new` ids."""
     read, size = len(row.ids), len(row.begun) + new
     if row.first is not None and read > most:
         raise UserError(f"{name!r} has {read} tokens, more than the model's {most}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the tensors of a directory: a safetensors file."""
+"""Write safetensors files."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,12 +14,12 @@ def write_tensors(
     tensors: Mapping[str, np.ndarray],
     metadata: dict[str, str] | None = None,
 ) -> None:
-    """Write a safetensors file, which may be read by whom other new files may.
+    """Write a safetensors file with the permissions of other new files.
 
-    Raises OSError where it cannot be written, for a full disk too.
+    Raises OSError if it cannot be written, for instance on a full disk.
     """
     path.touch()
-    mode = path.stat().st_mode  # safetensors lets the owner alone read what it writes
+    mode = path.stat().st_mode  # safetensors makes its files private to their owner
     try:
         save_file({**tensors}, path, metadata=metadata)
     except SafetensorError as e:

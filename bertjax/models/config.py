@@ -386,6 +386,6 @@ def generator_config(cfg: EncoderConfig, width: int) -> EncoderConfig:
         num_attention_heads=n,
         intermediate_size=cfg.intermediate_size * width // cfg.hidden_size,
         embedding_size=0 if width == cfg.embedding_width else cfg.embedding_width,
-        num_decoder_layers=0,  # of a T5 or BART that goes on as a discriminator
+        num_decoder_layers=0,  # the discriminator may begin from a T5 or BART
         pooler=False,
     )

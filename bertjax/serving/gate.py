@@ -33,7 +33,7 @@ class Judged(NamedTuple):
 
 
 class Masked(NamedTuple):
-    """A batch with masks, the right ids, and where the masks are, bool [B, L]."""
+    """A masked batch, the true ids i32 [B, L], and the masked places bool [B, L]."""
 
     batch: Mapping[str, np.ndarray]
     ids: np.ndarray

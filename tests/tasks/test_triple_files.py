@@ -107,7 +107,11 @@ def test_repeated_triples_count_once():
         ("a\tr\t?", True, "say what is right"),
         ("a\tr\tb", False, "in place of the head"),
         ("?\tr\t?", False, "and nowhere else"),
-        ("a\tnever_seen\tb", True, "the relation 'never_seen' is in no training triple"),
+        (
+            "a\tnever_seen\tb",
+            True,
+            "the relation 'never_seen' is in no training triple",
+        ),
         ("anne\tr\tb", True, "the entity 'anne' .*; did you mean 'anna'"),
     ],
 )

@@ -187,7 +187,7 @@ def make_masker(
 def read_masker(data: Any, rate: float | None = None) -> Masking | Masker:
     """Create the masker of data.masking and its refinements, at `rate` if given.
 
-    data: config.data; what is "" there (--config.data.mask_unit=) is the masking's own.
+    data: config.data; for an empty key (--config.data.mask_unit=), the preset's value.
     """
     return make_masker(
         data.masking,

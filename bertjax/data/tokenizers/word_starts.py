@@ -32,8 +32,8 @@ from bertjax.data.tokenizers.marked_words import MarkedWords, read_marked_words
 from bertjax.data.tokenizers.tokenizer import HAN, SIGNS, SPACELESS, WIDE, Tokenizer
 from bertjax.data.tokenizers.vocab_files import read_unzipped
 
-# Version of the marks; any change of them needs a new one. The second is that of
-# vocabularies with vowel signs (SIGNS), which once began words.
+# Version of the marks; any change of them needs a new one. The second is for
+# vocabularies with vowel signs (SIGNS), which began words in the first.
 RULES = "marks-1", "marks-2"
 _HAN = re.compile(f"[{HAN}]")
 # Each match is a word: a character of a script without spaces, with its vowel signs

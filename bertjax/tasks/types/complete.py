@@ -107,7 +107,7 @@ class Completions(TripleRows):
                 f"data.length={length} is too short: a sequence has {longest} tokens"
             )
         starts, used, slots = [], length, length // 3
-        if self.known is not None:  # each query has room for a hub's answers
+        if self.known is not None:  # each query takes the room of a hub's answers
             slots = max(1, min(slots, MOST_KNOWN // self.known_width))
         for i, width in enumerate((edges + 2).tolist()):
             if used + width > length or i - starts[-1] == slots:
