@@ -20,7 +20,7 @@ COMMANDS = {
     "embed": "compute vectors of sentences",
     "speedrun": "train the best small encoder in a fixed time",
     "probe": "probe what each layer encodes",
-    "compress": "prune or quantise a model after training",
+    "compress": "prune or quantize a model after training",
     "convert": "convert models: Hugging Face, ONNX, StableHLO",
     "report": "write an HTML page about runs",
     "preflight": "compile a config for a TPU without having one",

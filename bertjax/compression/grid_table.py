@@ -49,7 +49,7 @@ def make_grid(
         ("group_size", group_size, False),
     ):
         if given and reader not in prune:
-            what = "prunes" if reader else "quantises"
+            what = "prunes" if reader else "quantizes"
             raise UserError(
                 f"--{flag}: of --method={','.join(methods)} none {what}: leave it out"
             )

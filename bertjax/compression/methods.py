@@ -137,7 +137,7 @@ def make_recipe(
         pattern = sparse.read_pattern(sparsity or "0.5")
         return Recipe(method, pattern, embeddings=embeddings)
     if sparsity is not None:
-        raise UserError(f"--sparsity={sparsity}: {method} quantises: leave it out")
+        raise UserError(f"--sparsity={sparsity}: {method} quantizes: leave it out")
     if bits is None:
         bits = 4
     if bits not in BITS:

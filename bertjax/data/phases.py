@@ -263,7 +263,7 @@ def change_phases(
     now = [p for p in planned if p.start <= step][-1]
     later = [p for p in planned if p.start > step]
 
-    def goes_on(last: Phase) -> bool:
+    def continues(last: Phase) -> bool:
         """Return whether the new config's phase is this one."""
         own = {k: getattr(last, k) for k in ("start", "first", "ramp_start")}
         return replace(now, **own) == last
@@ -271,11 +271,11 @@ def change_phases(
     # A phase planned to begin at this very step has seen no rows, so the cursor is not
     # carried through it if another replaces it (unless rows were skipped there).
     last, replaced = before[-1], False
-    if len(before) > 1 and last.start == step and not goes_on(last):
+    if len(before) > 1 and last.start == step and not continues(last):
         replaced = [*_carry_cursor(before, len(before) - 1)] == before
         before = before[:-1] if replaced else before
         last = before[-1]
-    same = goes_on(last)
+    same = continues(last)
     begun = last.start if last.ramp_start is None else last.ramp_start
     is_other = (now.mask_rate, now.objective) != (last.mask_rate, last.objective)
     # A new batch size alone may move the start of a phase, so only lengths count here.

@@ -47,7 +47,7 @@ def describe(results: dict[str, Any]) -> list[str]:
     hosts, each = results["hosts"], results["batch_size"] / results["hosts"]
     return [
         *lines,
-        f"hosts: each of {hosts} makes {each:,.10g} row{'s' * (each != 1)} a step "
+        f"hosts: each of {hosts} makes {each:,.10g} row{'s' * (each != 1)} per step "
         "and reads all of the token store",
         f"TensorFlow: {results['tensorflow']}",
         "",

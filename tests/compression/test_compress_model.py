@@ -200,7 +200,7 @@ def test_encoder_decoders_are_refused():
     [
         (dict(method="sparsegtp"), "did you mean 'sparsegpt'"),
         (dict(method="gptq", bits=5), "--bits=5: give one of 8, 4, 3"),
-        (dict(method="gptq", sparsity="0.5"), "gptq quantises: leave it out"),
+        (dict(method="gptq", sparsity="0.5"), "gptq quantizes: leave it out"),
         (dict(method="wanda", bits=4), "wanda prunes: leave it out"),
         (dict(method="wanda", sparsity="2"), "--sparsity=2: give a share"),
         (dict(method="rtn", embeddings="4"), "--embeddings='4' is unknown"),
@@ -229,8 +229,8 @@ def test_the_grid_and_its_table():
     "methods, given, said",
     [
         (["rtn"], (["0.5"], [], None), "--sparsity: of --method=rtn none prunes"),
-        (["wanda"], ([], ["4"], None), "--bits: of --method=wanda none quantises"),
-        (["wanda"], ([], [], 64), "--group_size: of --method=wanda none quantises"),
+        (["wanda"], ([], ["4"], None), "--bits: of --method=wanda none quantizes"),
+        (["wanda"], ([], [], 64), "--group_size: of --method=wanda none quantizes"),
     ],
 )
 def test_a_grid_that_reads_not_all_flags(methods, given, said):
