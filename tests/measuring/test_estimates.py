@@ -128,7 +128,7 @@ def test_one_of_each_is_not_several():
     said = "\n".join(estimates_text.describe({**phase, **about, "phases": [one]}))
     for words in (
         "1 chip, 1 device, 1 host; ", "1 row of 128 tokens, 1 row a device at once",
-        "1 row at once", "1.0 of 1 position a row", "1 row an epoch", "makes 1 row a",
+        "1 row at once", "1.0 of 1 position a row", "1 row an epoch", "makes 1 row per",
         "run: 1 step is 0.5 hours, ", "fits: 1 row of 128",
     ):  # fmt: skip
         assert words in said, said
