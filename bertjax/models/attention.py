@@ -13,7 +13,7 @@ import numpy as np
 from bertjax import UserError, counted, registry
 from bertjax.models.attention_mask import FULL, AttentionMask, MaskKind, mask_kind
 from bertjax.models.config import EncoderConfig
-from bertjax.models.layers import dropout
+from bertjax.models.layers import dropout, store_rows
 from bertjax.parallel.sharding import index_along, per_device, size_along
 
 # A backend computes `attend` from (q, k, v, mask, rate, rng). `make_attention` of a
@@ -179,7 +179,7 @@ def _xla(q, k, v, mask, rate, rng):
     """
     with jax.named_scope("scores"):
         q = q * (q.shape[-1] ** -0.5)
-        scores = jnp.einsum("BQHK,BTHK->BHQT", q, k).astype(jnp.float32)
+        scores = _scores(q, k).astype(jnp.float32)
         if mask.bias is not None:
             scores = scores + mask.bias_of_queries
         scores = jnp.where(mask.boolean, scores, jnp.finfo(jnp.float32).min)
@@ -190,6 +190,22 @@ def _xla(q, k, v, mask, rate, rng):
         weights = dropout(weights.astype(q.dtype), rate, rng, mask.rows(q.shape[2]))
         y = jnp.einsum("BHQT,BTHK->BQHK", weights, v)
         return (y / total).astype(q.dtype)
+
+
+@jax.custom_vjp
+def _scores(q, k):
+    return jnp.einsum("BQHK,BTHK->BHQT", q, k)
+
+
+def _scores_backward(saved, dy):
+    q, k = saved
+    dq = jnp.einsum("BHQT,BTHK->BQHK", dy, k)
+    if q.dtype != jnp.bfloat16:
+        return dq, jnp.einsum("BHQT,BQHK->BTHK", dy, q)
+    return dq, jnp.einsum("BHTQ,BQHK->BTHK", store_rows(dy.swapaxes(2, 3)), q)
+
+
+_scores.defvjp(lambda q, k: (_scores(q, k), (q, k)), _scores_backward)
 
 
 def _fused(q, k, v, mask, rate, rng):

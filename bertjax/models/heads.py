@@ -18,6 +18,7 @@ from bertjax.models.layers import (
     linear,
     linear_specs,
     norm_specs,
+    product_f32,
 )
 from bertjax.models.pooling import normalize_vectors
 from bertjax.models.row_chunks import count_row_chunks, map_rows
@@ -56,7 +57,7 @@ def mlm_logits(
     with jax.named_scope("mlm_head"):
         b, p, d = hidden.shape
         x = before_matrix(params, cfg, hidden.reshape(b * p, d))
-        logits = dot_f32(x, params.get("decoder", word).astype(x.dtype), 1, 1)
+        logits = product_f32(x, params.get("decoder", word).astype(x.dtype), 1)
         return finish_logits(params, cfg, logits, 1).reshape(b, p, -1)
 
 
@@ -169,7 +170,7 @@ def token_vectors(params: Params, hidden: jax.Array) -> jax.Array:
     """Project hidden [B, L, D] to vectors of length 1, f32 [B, L, E] (ColBERT)."""
     with jax.named_scope("token_vectors"):
         kernel = params["kernel"].astype(hidden.dtype)
-        return normalize_vectors(dot_f32(hidden, kernel, hidden.ndim - 1, 0))
+        return normalize_vectors(product_f32(hidden, kernel, 0))
 
 
 def init_classes(rng: jax.Array, cfg: EncoderConfig, classes: int = 2) -> Params:
@@ -190,7 +191,7 @@ def linear_f32(params: Params, x: jax.Array) -> jax.Array:
     Logits must not be rounded to bfloat16 before a softmax: with its 8 bits, logits
     between 4 and 8 would be multiples of 1/32.
     """
-    y = dot_f32(x, params["kernel"].astype(x.dtype), x.ndim - 1, 0)
+    y = product_f32(x, params["kernel"].astype(x.dtype), 0)
     return y + params["bias"]
 
 

@@ -11,12 +11,12 @@ from bertjax.models.heads import finish_logits, transform
 from bertjax.models.layers import (
     Params,
     activate,
-    dot_f32,
     draw,
     linear,
     linear_specs,
     lookup,
     norm_specs,
+    product_f32,
 )
 
 
@@ -72,7 +72,7 @@ def typed_logits(
         b, p, d = hidden.shape
         z = transform(params, cfg, hidden.reshape(b * p, d))
         table = params["types"]
-        type_logits = dot_f32(z, table.astype(z.dtype), 1, 1) + params["type_bias"]
+        type_logits = product_f32(z, table.astype(z.dtype), 1) + params["type_bias"]
         x = z
         if "dense" in params:
             if types is None:
@@ -82,7 +82,7 @@ def typed_logits(
             e = lookup(table, chosen).astype(z.dtype)
             x = linear(params["dense"], jnp.concatenate([z, e], axis=-1))
             x = activate(x, cfg.classifier_activation or cfg.hidden_act)
-        logits = dot_f32(x, word.astype(x.dtype), 1, 1)
+        logits = product_f32(x, word.astype(x.dtype), 1)
         logits = finish_logits(params, cfg, logits, 1)
         return type_logits.reshape(b, p, -1), logits.reshape(b, p, -1)
 
