@@ -51,6 +51,22 @@ def test_values_and_gradients_are_those_of_equation_1(scale):
         np.testing.assert_allclose(a, b, **close)
 
 
+def test_gradients_in_bfloat16_are_those_in_float32():
+    full = [x.astype(jnp.bfloat16).astype(jnp.float32) for x in draw(length=64)]
+    mask = AttentionMask(jnp.ones((2, 64)))
+
+    def slopes(dtype):
+        def loss(q, k, v):
+            return jnp.sum(jnp.sin(attend(q, k, v, mask, 0.0, None)), dtype=jnp.float32)
+
+        return jax.jit(jax.grad(loss, (0, 1, 2)))(*(x.astype(dtype) for x in full))
+
+    for half, exact in zip(slopes(jnp.bfloat16), slopes(jnp.float32), strict=True):
+        assert half.dtype == jnp.bfloat16
+        off = jnp.linalg.norm(half.astype(jnp.float32) - exact)
+        assert off < 0.02 * jnp.linalg.norm(exact)
+
+
 def test_weights_still_sum_to_one_in_bfloat16():
     q, k, _ = (x.astype(jnp.bfloat16) for x in draw(length=64))
     v = jnp.ones((2, 64, 3, 4), jnp.bfloat16)

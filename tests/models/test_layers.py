@@ -123,3 +123,49 @@ def test_heads_turn_by_a_product_as_by_halves(dtype):
         np.testing.assert_allclose(product, halves, rtol=1e-6, atol=atol)
     halves, product = (apply_rope(x, rope, how) for how in (False, True))
     np.testing.assert_array_equal(np.asarray(halves), np.asarray(product))
+
+
+def half_and_full(shape, seed):
+    x = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+    x = jnp.asarray(x, jnp.bfloat16)
+    return x, x.astype(jnp.float32)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("batched", [False, True])
+def test_gradients_of_half_precision_products(axis, batched):
+    """Only the result's gradient and the products' results are rounded to bfloat16."""
+    x, full_x = half_and_full((3, 24, 16), 0)
+    kernel, full_kernel = half_and_full((16, 40) if axis == 0 else (40, 16), 1)
+    dy, full_dy = half_and_full((3, 24, 40), 2)
+
+    def total(x, kernel, dy):
+        y = layers.product_f32(x, kernel, axis)
+        assert y.dtype == jnp.float32
+        return jnp.sum(y * dy)
+
+    slope = jax.grad(total, (0, 1))
+    if batched:
+        slope = jax.vmap(slope, (0, None, 0))
+    turned = full_kernel if axis == 0 else full_kernel.T
+    y = np.asarray(full_x @ turned)
+    np.testing.assert_allclose(layers.product_f32(x, kernel, axis), y, rtol=1e-5)
+    dx, dw = jax.jit(slope)(x, kernel, dy.astype(jnp.float32))
+    assert dx.dtype == dw.dtype == jnp.bfloat16
+    expected = jnp.einsum("bto,io->bti", full_dy, turned)
+    np.testing.assert_allclose(dx.astype(np.float32), expected, rtol=5e-3, atol=5e-3)
+    expected = jnp.einsum("bti,bto->bio", full_x, full_dy)
+    expected = expected if batched else expected.sum(0)
+    expected = expected if axis == 0 else expected.swapaxes(-1, -2)
+    np.testing.assert_allclose(dw.astype(np.float32), expected, rtol=5e-3, atol=5e-3)
+
+
+def test_gradients_of_half_precision_products_on_a_mesh():
+    """Where rows are on several devices, their products are summed over all of them."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+    rows = jax.NamedSharding(mesh, jax.P("data"))
+    x, full_x = half_and_full((64, 16), 0)
+    dy, full_dy = half_and_full((64, 40), 1)
+    products = jax.jit(layers.sum_products)(*jax.device_put((x, dy), rows))
+    assert products.dtype == jnp.float32
+    np.testing.assert_allclose(products, full_x.T @ full_dy, rtol=1e-5, atol=1e-5)
