@@ -46,7 +46,9 @@ FLAGS = {
         "maximum",
         kind=list,
     ),
-    "quantize": Flag("int8: ONNX weights in 8 bits; needs --gate", ""),
+    "quantize": Flag(
+        "int8: ONNX weights in 8 bits; uint8: for CPUs without VNNI; needs --gate", ""
+    ),
     "gate": Flag(
         "labelled rows of a finetuned model's task, or a file with one text per line: "
         "fail if 8 bits lose more than 0.5% of the metric on them",

@@ -16,9 +16,9 @@ FORMATS = ("stablehlo", "onnx")
 class Options(NamedTuple):
     """How a model is exported; empty lists, "" and 0 mean that the option is not given.
 
-    batch_sizes, lengths: of StableHLO's programs; quantize: "int8", for
-    ONNX; gate: rows by which that is judged; vectors: whether to serve
-    vectors of a model with a head.
+    batch_sizes, lengths: of StableHLO's programs; quantize: "int8" or "uint8", for
+    ONNX; gate: rows by which that is judged; vectors: whether to serve vectors of a
+    model with a head.
     """
 
     batch_sizes: Sequence[int] = ()
@@ -39,12 +39,13 @@ def check_options(format: str, options: Options) -> None:
             raise UserError(f"--{name} needs --format=onnx: leave it out")
     if options.vectors and format not in FORMATS:
         raise UserError(f"--vectors has no effect with --format={format}: leave it out")
-    if options.quantize not in ("", "int8"):
-        raise UserError(f"--quantize={options.quantize}: int8 alone is known")
+    if options.quantize not in ("", "int8", "uint8"):
+        raise UserError(f"--quantize={options.quantize}: give int8 or uint8")
     if options.quantize and not options.gate:
         raise UserError(
-            "--quantize=int8 needs --gate=ROWS: labelled rows of the model's task, or "
-            "a file with a text a line, by which both models are judged"
+            f"--quantize={options.quantize} needs --gate=ROWS: labelled rows of the "
+            "model's task, or a file with a text a line, by which both models are "
+            "judged"
         )
     if options.gate and not options.quantize:
         raise UserError("--gate judges 8 bits: give --quantize=int8 with it")
@@ -80,7 +81,8 @@ def export_model(
         else:
             from bertjax.serving.write_onnx import write_onnx
 
-            facts.update(write_onnx(folder, model, served, gate))
+            kind = options.quantize
+            facts.update(write_onnx(folder, model, served, gate, kind))
 
     gate = None
     if options.quantize:

@@ -7,9 +7,10 @@ rounded at run time with one scale per token (ZeroQuant, arXiv 2206.01861, secti
 So the outputs for a text do not depend on other texts of its batch or on padding, as
 they do if all inputs of a matrix share one scale (onnxruntime.quantization).
 
-Both factors of a product are unsigned, with zero at 128. Processors without VNNI add
-pairs of products of unsigned and signed bytes in 16 bits, which saturate; if both are
-unsigned onnxruntime adds them in 32 bits there.
+The inputs of a matrix are unsigned, with zero at 128. Weights are signed (int8), which
+is fast on processors with VNNI. Without VNNI, products of unsigned and signed bytes are
+added in pairs in 16 bits, which may saturate. With unsigned weights (uint8) onnxruntime
+adds in 32 bits on every processor, but does not use VNNI.
 """
 
 import numpy as np
@@ -17,14 +18,16 @@ import numpy as np
 from bertjax.serving.onnx_graph import Graph, Node, Value
 
 LEVELS = 127
-MIDDLE = 128  # the level of zero
+MIDDLE = 128  # the level of zero of unsigned bytes
+KINDS = {"int8": np.int8, "uint8": np.uint8}  # of weights
 NARROW = 16  # matrices with fewer columns stay unchanged, such as a task's classes
 
 
-def quantize(graph: Graph) -> None:
+def quantize(graph: Graph, kind: str) -> None:
     """Quantize the matrices of products, and tables that are gathered, to 8 bits.
 
-    Changes the graph in place, but not norms, biases, positions and narrow heads.
+    Changes the graph in place, but not norms, biases, positions and narrow heads. kind:
+    a key of KINDS.
     """
     replaced: dict[int, Value] = {}
     tables: dict[int, tuple[Value, Value]] = {}
@@ -40,7 +43,7 @@ def quantize(graph: Graph) -> None:
             # transposes have one per row.
             axis = 0 if node.op == "MatMul" and inputs[1] is table else 1
             if id(table) not in tables:
-                tables[id(table)] = rounded(graph, table, axis)
+                tables[id(table)] = rounded(graph, table, axis, kind)
             make = take_rows if node.op == "Gather" else multiply
             replaced[id(node.outputs[0])] = make(graph, node, inputs, tables[id(table)])
         elif inputs != list(node.inputs):
@@ -65,16 +68,21 @@ def is_large(table: Value) -> bool:
     return is_matrix and table.dtype == np.float32 and min(table.shape) >= NARROW
 
 
-def rounded(graph: Graph, table: Value, axis: int) -> tuple[Value, Value]:
+def rounded(graph: Graph, table: Value, axis: int, kind: str) -> tuple[Value, Value]:
     """Return a table in 8 bits, and the scales of its columns (axis 0) or rows (1)."""
     numbers = table.constant
     scale = np.abs(numbers).max(axis, keepdims=True) / LEVELS
     scale = np.where(scale > 0, scale, 1).astype(np.float32)
-    levels = (np.rint(numbers / scale) + MIDDLE).astype(np.uint8)
+    levels = (np.rint(numbers / scale) + zero_of(KINDS[kind])).astype(KINDS[kind])
     return (
-        graph.constant(levels, f"{table.name}/uint8"),
+        graph.constant(levels, f"{table.name}/{kind}"),
         graph.constant(scale.reshape(-1), f"{table.name}/scale"),
     )
+
+
+def zero_of(dtype: np.dtype | type) -> int:
+    """Return the level of zero of signed or unsigned bytes."""
+    return 0 if dtype == np.int8 else MIDDLE
 
 
 def multiply(
@@ -94,7 +102,8 @@ def multiply(
     x = graph.emit("QuantizeLinear", [x, one, middle], x.shape, np.uint8)
     if node.inputs[1].op == "Transpose":
         levels = graph.transpose(levels, [1, 0])
-    pair = [x, levels, middle, middle]
+    zero = graph.constant(np.array(zero_of(levels.dtype), levels.dtype))
+    pair = [x, levels, middle, zero]
     sums = graph.emit("MatMulInteger", pair, out.shape, np.int32)
     y = graph.emit("Mul", [graph.cast(sums, np.float32), scale], out.shape, np.float32)
     return graph.emit("Mul", [y, own], out.shape, out.dtype)
@@ -105,9 +114,11 @@ def take_rows(
 ) -> Value:
     """Gather rows of an 8-bit table, and scale them."""
     (_, at), (levels, scale), [out] = inputs, table, node.outputs
-    rows = graph.emit("Gather", [levels, at], out.shape, np.uint8, axis=0)
-    middle = graph.constant(np.float32(MIDDLE))
-    x = graph.emit("Sub", [graph.cast(rows, np.float32), middle], out.shape, np.float32)
+    rows = graph.emit("Gather", [levels, at], out.shape, levels.dtype, axis=0)
+    x = graph.cast(rows, np.float32)
+    if zero := zero_of(levels.dtype):
+        middle = graph.constant(np.float32(zero))
+        x = graph.emit("Sub", [x, middle], out.shape, np.float32)
     own = graph.emit("Gather", [scale, at], at.shape, np.float32, axis=0)
     axes = graph.constant(np.array([-1], np.int64))
     own = graph.emit("Unsqueeze", [own, axes], (*at.shape, 1), np.float32)

@@ -46,11 +46,15 @@ def check_packages() -> None:
 
 
 def write_onnx(
-    folder: Path, model: LoadedModel, served: ServedModel, gate: Gate | None
+    folder: Path,
+    model: LoadedModel,
+    served: ServedModel,
+    gate: Gate | None,
+    kind: str,
 ) -> dict[str, Any]:
     """Write onnx/model.onnx, tokenizer, configs and card.json; return the card.
 
-    gate: None for float32; otherwise weights have 8 bits, and the gate decides. Raises
+    kind: "" for float32 weights; int8 or uint8, on which the gate decides. Raises
     UserError if the gate refuses, and for what ONNX cannot represent.
     """
     from bertjax.serving.jaxpr_to_onnx import convert
@@ -60,7 +64,7 @@ def write_onnx(
         served.run, served.unstacked(), sizes, served.longest, served.outputs
     )
     if gate:
-        onnx_int8.quantize(graph)
+        onnx_int8.quantize(graph, kind)
     about = f"bertjax {bertjax.__version__}, {served.task}"
     path = folder / FILE
     path.parent.mkdir()
@@ -69,7 +73,7 @@ def write_onnx(
     facts = describe(model, served) | {
         "format": "onnx",
         "file": FILE,
-        "quantize": "int8" if gate else "",
+        "quantize": kind,
         "bytes": path.stat().st_size,
     }
     if gate:

@@ -176,14 +176,16 @@ def texts(tmp_path):
     return path
 
 
-def test_int8(vocabulary, texts, tmp_path):
+@pytest.mark.parametrize("kind", ["int8", "uint8"])
+def test_8_bits(kind, vocabulary, texts, tmp_path):
     """It has a quarter of the bytes, one tied table, and outputs near the model's."""
     wide = dict(hidden_size=128, intermediate_size=512)
     model = small.small_model(vocabulary, **wide)
     whole, _ = exported(tmp_path / "whole", model, vectors=True)
     facts, predict = exported(
-        tmp_path / "out", model, quantize="int8", gate=str(texts), vectors=True
+        tmp_path / "out", model, quantize=kind, gate=str(texts), vectors=True
     )
+    assert facts["quantize"] == kind
     assert facts["bytes"] < 0.29 * whole["bytes"]  # the model is small
     assert facts["gate"]["metric"] == "cosine"
     assert 0.995 < facts["gate"]["int8"] <= 1 + 1e-6
@@ -200,7 +202,7 @@ def test_int8(vocabulary, texts, tmp_path):
     bias = model.checkpoint["mlm"]["bias"].copy()
     bias[model.tokenizer.encode_batch(["."])[0][0]] += 9
     model.checkpoint["mlm"]["bias"] = bias
-    head, _ = exported(tmp_path / "mlm", model, quantize="int8", gate=str(texts))
+    head, _ = exported(tmp_path / "mlm", model, quantize=kind, gate=str(texts))
     assert head["gate"]["metric"] == "mlm_accuracy"
     assert head["bytes"] - facts["bytes"] < 0.2 * facts["bytes"]
 
@@ -280,7 +282,8 @@ def test_the_gate_scores_a_task(vocabulary, tmp_path, monkeypatch):
         times(-1)
 
 
-def test_rounded_tables_are_within_half_a_level():
+@pytest.mark.parametrize("kind, zero", [("int8", 0), ("uint8", 128)])
+def test_rounded_tables_are_within_half_a_level(kind, zero):
     from bertjax.serving import onnx_int8
     from bertjax.serving.onnx_graph import Graph
 
@@ -288,10 +291,12 @@ def test_rounded_tables_are_within_half_a_level():
     numbers[3] = 0
     graph = Graph()
     for axis in (0, 1):
-        levels, scale = onnx_int8.rounded(graph, graph.constant(numbers, "w"), axis)
+        levels, scale = onnx_int8.rounded(
+            graph, graph.constant(numbers, "w"), axis, kind
+        )
         step = np.expand_dims(scale.constant, axis)
-        away = np.abs((levels.constant - 128.0) * step - numbers)
-        assert levels.dtype == np.uint8
+        away = np.abs((levels.constant.astype(float) - zero) * step - numbers)
+        assert levels.dtype == kind
         assert (away <= step / 2 + 1e-6).all()
 
 
@@ -331,7 +336,7 @@ def test_an_operator_that_is_not_known(vocabulary):
     [
         ("onnx", dict(lengths=[8]), "--lengths needs --format=stablehlo"),
         ("stablehlo", dict(quantize="int8"), "--quantize needs --format=onnx"),
-        ("onnx", dict(quantize="int4"), "int8 alone"),
+        ("onnx", dict(quantize="int4"), "int8 or uint8"),
         ("onnx", dict(quantize="int8"), "needs --gate"),
         ("onnx", dict(gate="x"), "give --quantize=int8"),
         ("hf", dict(vectors=True), "--vectors has no effect"),
