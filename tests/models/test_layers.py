@@ -149,7 +149,8 @@ def test_gradients_of_half_precision_products(axis, batched):
         slope = jax.vmap(slope, (0, None, 0))
     turned = full_kernel if axis == 0 else full_kernel.T
     y = np.asarray(full_x @ turned)
-    np.testing.assert_allclose(layers.product_f32(x, kernel, axis), y, rtol=1e-5)
+    close = dict(rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(layers.product_f32(x, kernel, axis), y, **close)
     dx, dw = jax.jit(slope)(x, kernel, dy.astype(jnp.float32))
     assert dx.dtype == dw.dtype == jnp.bfloat16
     expected = jnp.einsum("bto,io->bti", full_dy, turned)
