@@ -2,8 +2,8 @@
 """A peer of `bertjax.benchmark --what=generate`: transformers' generate in torch.
 
 GPT2LMHeadModel, or T5ForConditionalGeneration if the config has a decoder: greedy, with
-the cache, as many new tokens as the prompt has, in float32. Started by --peer; the
-protocol is in bertjax/measuring/alternate.py.
+the cache, as many new tokens as the prompt has, in the same dtype. Started by --peer;
+the protocol is in bertjax/measuring/alternate.py.
 """
 
 import json
@@ -20,7 +20,6 @@ from transformers import (
 )
 
 shape = json.loads(sys.argv[1])
-assert shape["dtype"] == "float32", shape["dtype"]
 rows, new = shape["batch_size"], shape["length"] // 2
 heads, width = shape["num_attention_heads"], shape["hidden_size"]
 torch.set_num_threads(1)
@@ -47,6 +46,7 @@ else:
         n_positions=shape["max_position_embeddings"],
     )
     model = GPT2LMHeadModel(config).eval()
+model = model.to(getattr(torch, shape["dtype"]))
 drawn = np.random.default_rng(0).integers(5, shape["vocab_size"], (rows, new))
 ids = torch.from_numpy(drawn)
 how = dict(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A peer of `bertjax.benchmark --what=step` with t5.py: torch, eager.
 
-transformers' T5ForConditionalGeneration with AdamW and clipping in float32; the rows of
-both sides have no padding. Started by --peer; the protocol is in
-bertjax/measuring/alternate.py.
+transformers' T5ForConditionalGeneration with AdamW and clipping, bfloat16 by autocast
+if bertjax computes in bfloat16; the rows of both sides have no padding. Started by
+--peer; the protocol is in bertjax/measuring/alternate.py.
 """
 
 import json
@@ -15,7 +15,7 @@ from serve_peer import serve
 from transformers import T5Config, T5ForConditionalGeneration
 
 shape = json.loads(sys.argv[1])
-assert shape["dtype"] == "float32", shape["dtype"]
+half = shape["dtype"] == "bfloat16"
 rows, length, targets = (shape[k] for k in ("batch_size", "length", "targets"))
 heads, width = shape["num_attention_heads"], shape["hidden_size"]
 config = T5Config(
@@ -51,7 +51,8 @@ mask = torch.ones_like(ids)
 
 def run(steps):
     for _ in range(steps):
-        loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

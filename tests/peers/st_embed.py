@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Texts per second of CPU time: `embed` and sentence-transformers, in turns.
 
-  taskset -c 0 python tests/peers/st_embed.py HF_DIR TEXTS [ROUNDS] [LENGTH]
+  taskset -c 0 python tests/peers/st_embed.py HF_DIR TEXTS [ROUNDS] [LENGTH] [DTYPE]
 
-TEXTS has one text per line. Both truncate at LENGTH (128) tokens and batch 32 texts of
-similar length. Both embed the texts once before they are timed.
+TEXTS has one text per line. Both compute in DTYPE (float32), truncate at LENGTH (128)
+tokens and batch 32 texts of similar length. Both embed the texts once before they are
+timed.
 """
 
 import sys
@@ -17,13 +18,14 @@ from sentence_transformers import SentenceTransformer
 import bertjax
 from bertjax.parallel.host_memory import keep_freed_memory
 
-path, file, rounds, length = (*sys.argv[1:], *("5", "128")[len(sys.argv) - 3 :])
+given, defaults = sys.argv[1:], ("5", "128", "float32")
+path, file, rounds, length, dtype = (*given, *defaults[len(given) - 2 :])
 keep_freed_memory()
 torch.set_num_threads(1)
 with open(file) as lines:
     texts = lines.read().splitlines()
-model = bertjax.load(path)
-peer = SentenceTransformer(path, device="cpu")
+model = bertjax.load(path, dtype=dtype)
+peer = SentenceTransformer(path, device="cpu").to(getattr(torch, dtype))
 peer.max_seq_length = int(length)
 sides = {
     "bertjax": lambda: model.embed(texts, max_length=int(length)),
