@@ -164,7 +164,8 @@ def _train(
     meta = {}
     if restored is not None:
         meta = manifest.read_meta(path / "checkpoints" / str(restored))
-        workdir.check_text(path, meta["stores"], hashes)
+        others = prepared_text.other_files(meta["config"], config)
+        workdir.check_text(path, meta["stores"], hashes, others)
     if finished:
         new = ", ".join(sorted(hashes.keys() - meta["stores"].keys()))
         left = f"; data.valid: {new}: not scored, bertjax.evaluate does" * bool(new)

@@ -352,6 +352,8 @@ def test_differences():
         "data.train=other.txt",
         "data.valid=other.txt",
         "data.vocab=other.txt",
+        "data.entities=other.tsv",
+        "task.index=elsewhere",
     ],
 )
 def test_what_is_never_compared(argument):

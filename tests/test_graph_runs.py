@@ -2,10 +2,11 @@
 """Knowledge graphs by the commands: trained, resumed, queried, scored, refused."""
 
 import json
+import shutil
 
 import pytest
 from conftest import read_rows, refused, succeeded
-from resuming import check_resuming
+from resuming import check_resuming, without_last
 
 from bertjax import UserError, embed, evaluate, predict, show
 
@@ -59,7 +60,18 @@ def completer(command, graph, tmp_path_factory):
 
 
 def test_it_resumes_bit_for_bit(command, graph, completer, tmp_path):
-    check_resuming(command, arguments(graph), completer, tmp_path / "parts")
+    """The files may have moved."""
+    moved = shutil.copytree(graph, tmp_path / "moved")
+    check_resuming(command, arguments(moved), completer, tmp_path / "parts")
+
+
+def test_other_names_are_another_run(command, graph, completer, tmp_path):
+    again = without_last(completer, tmp_path / "again")
+    names = (graph / "names.tsv").read_text().replace("town 1", "city 1", 1)
+    (tmp_path / "other.tsv").write_text(names)
+    given = [*arguments(graph), f"--config.data.entities={tmp_path}/other.tsv"]
+    ended = command("train", *given, f"--workdir={again}")
+    refused(ended, "data.train or data.entities: the text")
 
 
 def test_evaluate_gives_what_the_run_did(completer, capsys):

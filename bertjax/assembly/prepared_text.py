@@ -159,6 +159,20 @@ def content_hashes(config: ConfigDict, prepared: text.Prepared) -> dict[str, str
     return hashes
 
 
+def other_files(before: Mapping[str, Any], config: ConfigDict) -> list[str]:
+    """Return the keys of files beside data.train that changed, as "task.index".
+
+    A task's rows are made from them too, so the hashes of the rows cover their content.
+    before: the config in a checkpoint.
+    """
+    keys = ("data", "entities"), ("task", "index")
+    return [
+        f"{part}.{key}"
+        for part, key in keys
+        if before.get(part, {}).get(key, "") != config[part][key]
+    ]
+
+
 def check_rows(
     config: ConfigDict, parts: Mapping[str, Any], path: Any, rules: int
 ) -> None:

@@ -8,7 +8,7 @@ import json
 import math
 import platform
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,10 +131,16 @@ def is_done(
     return last and (not scored or has_scores(path, restored))
 
 
-def check_text(path: Any, before: dict[str, str], hashes: dict[str, str]) -> None:
+def check_text(
+    path: Any,
+    before: dict[str, str],
+    hashes: dict[str, str],
+    others: Sequence[str] = (),
+) -> None:
     """Raise UserError if a run would resume with other text than it began with.
 
-    before: the content hashes in the checkpoint; hashes: the present ones.
+    before: the content hashes in the checkpoint; hashes: the present ones. others: keys
+    of further files that the rows are made from, and whose paths differ.
     """
 
     def key(name: str) -> str:
@@ -148,7 +154,8 @@ def check_text(path: Any, before: dict[str, str], hashes: dict[str, str]) -> Non
         old, now = before.get(name, "absent"), hashes.get(name, "absent")
         if now != old:
             raise UserError(
-                f"{key(name)}: the text or its tokenizer changed: {path} was trained "
+                f"{' or '.join([key(name), *others])}: the text or its tokenizer "
+                f"changed: {path} was trained "
                 f"on {name} {old[:16]}, now it is {now[:16]}; take another workdir"
             )
 

@@ -20,7 +20,7 @@ NOT_COMPARED = re.compile(
     r"(log|checkpoint|profile|mesh|hosts)\..*|eval\.every\..*"
     rf"|model\.({'|'.join(RUNTIME)})"
     r"|teacher|data\.(engine|cache|train|valid|vocab|similar|mask_weights|segmenter"
-    r"|swap|concept|control)"
+    r"|swap|concept|control|entities)|task\.index"
 )
 
 

@@ -110,8 +110,9 @@ def differing(runs: Sequence[Run]) -> tuple[Table, Table]:
 
 
 def _is_other_text(key: str, runs: Sequence[Run]) -> bool:
-    """Return whether a difference in data.train or data.valid is one of content."""
-    if key not in ("data.train", "data.valid"):
+    """Return whether a difference in the files that rows are made from is one of
+    content."""
+    if key not in ("data.train", "data.valid", "data.entities", "task.index"):
         return False
 
     def read(run: Run) -> dict[str, str]:
@@ -119,7 +120,7 @@ def _is_other_text(key: str, runs: Sequence[Run]) -> bool:
         train = {k: v for k, v in stores.items() if k.split("/")[0] == "train"}
         files = {"data.similar", "data.mask_weights", "data.swap"}
         valid = {k: v for k, v in stores.items() if k not in {*train, *files}}
-        return train if key == "data.train" else valid
+        return valid if key == "data.valid" else train
 
     return any(read(run) != read(runs[0]) for run in runs)
 

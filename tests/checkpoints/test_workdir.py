@@ -109,6 +109,9 @@ def test_changed_text_is_refused(tmp_path):
         workdir.check_text(tmp_path, before, before | {"train": "c" * 64})
     with pytest.raises(UserError, match=r"data\.valid"):
         workdir.check_text(tmp_path, before, {"train": "a" * 64})
+    with pytest.raises(UserError, match=r"data\.train or task\.index: the text"):
+        changed = before | {"train": "c" * 64}
+        workdir.check_text(tmp_path, before, changed, ["task.index"])
 
 
 def test_rows_that_are_none_are_left_out(tmp_path):

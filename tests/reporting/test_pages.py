@@ -182,14 +182,19 @@ def test_what_differs_is_only_that_and_begins_with_what_is_looked_for(tmp_path):
 
 def test_other_text_matters_and_its_path_does_not(tmp_path):
     stores = {"train": "x", "valid": "y"}
-    train, valid = "data.train", "data.valid"
-    a = make_run(tmp_path / "a", stores=stores, **{train: "a.txt", valid: "c.txt"})
-    other = {**stores, "train": "z"}
-    b = make_run(tmp_path / "b", stores=other, **{train: "b.txt", valid: "d.txt"})
+    train, valid, names = "data.train", "data.valid", "data.entities"
+    keys = {train: "a.txt", valid: "c.txt", names: "e.tsv"}
+    a = make_run(tmp_path / "a", stores=stores, **keys)
+    keys = {train: "b.txt", valid: "d.txt", names: "f.tsv"}
+    b = make_run(tmp_path / "b", stores={**stores, "train": "z"}, **keys)
+    c = make_run(tmp_path / "c", stores=stores, **keys)
     runs = read_runs.read_runs([str(a), str(b)], print)
     matters, free = (table.rows for table in run_tables.differing(runs))
-    assert matters == [[train, "a.txt", "b.txt"]]
+    assert matters == [[names, "e.tsv", "f.tsv"], [train, "a.txt", "b.txt"]]
     assert free == [[valid, "c.txt", "d.txt"]]
+    runs = read_runs.read_runs([str(a), str(c)], print)
+    matters, free = (table.rows for table in run_tables.differing(runs))
+    assert not matters and len(free) == 3
 
 
 def test_numbers_are_short_but_tell_apart(tmp_path):
