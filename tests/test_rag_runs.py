@@ -172,7 +172,7 @@ def test_another_index_is_another_run(searches, searching, folder, tmp_path):
     again = without_last(searching, tmp_path / "again")
     given = [*searches, f"--config.task.index={folder}/two", f"--workdir={again}"]
     for more in ([], ["--allow_config_change"]):
-        with pytest.raises(UserError, match="data.train or task.index: the text"):
+        with pytest.raises(UserError, match=r"data\.train or task\.index: the"):
             train.main([*given, *more])
 
 

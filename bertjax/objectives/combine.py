@@ -65,7 +65,8 @@ def mix_by_rows(
 
     Each loss is divided by its own weight and multiplied by its head's share of the
     rows. Each head encodes its rows separately, as if it were alone. Raises UserError
-    for a head that does not predict tokens.
+    for a head that does not predict tokens; when traced, for a loss whose factor is not
+    known.
     """
     divisor = math.gcd(*rows)
     counts = [n // divisor for n in rows]
@@ -101,10 +102,22 @@ def mix_by_rows(
             ]
         )
 
+    factors = [{f"{head.name}_loss": 1.0, **head.coefficients} for head in heads]
     coefficients = {}
-    for head, n in zip(heads, counts, strict=True):
-        each = {f"{head.name}_loss": 1.0, **head.coefficients}
-        coefficients |= {term: factor * n / group for term, factor in each.items()}
+    for own, n in zip(factors, counts, strict=True):
+        coefficients |= {term: factor * n / group for term, factor in own.items()}
+
+    def weights(batch: Batch) -> dict[str, jax.Array]:
+        found = [head.weights(batch) for head in heads]
+        for head, own, losses in zip(heads, factors, found, strict=True):
+            if own.keys() != losses.keys():
+                raise UserError(
+                    f"objective: the head {head.name} has the losses "
+                    f"{', '.join(losses)}, and in a mixture by rows {', '.join(own)} "
+                    f"are weighted by its share of the rows: call its loss "
+                    f"{head.name}_loss, and name any others in its coefficients"
+                )
+        return together.merge(found)
 
     def flops(specs: Specs) -> float:
         pairs = zip(parts, counts, strict=True)
@@ -112,7 +125,7 @@ def mix_by_rows(
 
     return Objective(
         init=together.init,
-        weights=together.weights,
+        weights=weights,
         sums=sums,
         needs=frozenset({"+".join(needs)}),
         coefficients=coefficients,

@@ -17,6 +17,8 @@ from bertjax.data.features.base import Features, GatheredRows, Spec
 from bertjax.data.features.mixed import MixedFeatures
 from bertjax.models import encoder
 from bertjax.models.heads import mlm_logits
+from bertjax.objectives import mlm
+from bertjax.objectives.combine import mix_by_rows
 from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel.mesh import make_mesh
 
@@ -191,6 +193,25 @@ def test_mixtures_on_any_mesh_and_in_micro_batches(accumulate, mesh):
 def test_what_cannot_be_mixed(name, said):
     with pytest.raises(UserError, match=said):
         make_objective(name, CFG)
+
+
+@pytest.mark.parametrize(
+    "losses, coefficients",
+    [(["mine"], {}), (["mine_loss", "other"], {}), (["mine"], {"mine": 2.0})],
+)
+def test_losses_without_a_known_factor_are_refused(losses, coefficients):
+    """Their head's share of the rows would not weigh them."""
+    plain = mlm.make_head()
+    mine = dataclasses.replace(
+        plain,
+        name="mine",
+        weights=lambda batch: dict.fromkeys(losses, jnp.ones(())),
+        coefficients=coefficients,
+    )
+    with pytest.raises(UserError) as e:
+        mix_by_rows([plain, mine], CFG, [3, 1]).weights(make_batch("mlm"))
+    assert f"the head mine has the losses {', '.join(losses)}, and" in str(e.value)
+    assert "call its loss mine_loss, and name any others in its coef" in str(e.value)
 
 
 @pytest.mark.parametrize("name", ["mlm", "mntp*15+clm*1", "prefix"])
