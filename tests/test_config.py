@@ -324,6 +324,32 @@ def test_percent_of_nothing():
         validate.check(made)
 
 
+def test_a_number_without_a_unit_is_refused_in_python(tmp_path):
+    """The message says what to write; a dict of one unit is a duration."""
+    made = config.load_config("bert.py:smoke").copy_and_resolve_references()
+    units = ", or .epochs, .examples, .tokens, .percent for .steps"
+    for section, key in ((made, "total"), (made.log, "every"), (made.optim, "warmup")):
+        with pytest.raises(UserError) as caught:
+            section[key] = 100
+        said = f"{key} = 100 has no unit: write {key}.steps = 100{units}"
+        assert str(caught.value) == said
+    made.total, made.eval.every = {"tokens": 1e9}, dict(epochs=0.5)
+    assert durations.unit_of(made, "total") == ("tokens", 10**9)
+    assert durations.unit_of(made, "eval.every") == ("epochs", 0.5)
+    with pytest.raises(UserError, match="did you mean 'steps'"):
+        made.total = {"step": 3}
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from bertjax import config as c\n"
+        "def get_config():\n"
+        "    config = c.base()\n"
+        "    config.total = 100\n"
+        "    return config\n"
+    )
+    with pytest.raises(UserError, match=r"mine\.py:4: total = 100 has no unit: write"):
+        command_line.parse([f"--config={file}"])
+
+
 # ---------------------------------------------------------------- what differs
 def test_differences():
     a = parse()

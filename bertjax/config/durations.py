@@ -20,6 +20,31 @@ def duration(**given: float) -> ConfigDict:
     return ConfigDict({u: numbers.get(u, placeholder(t)) for u, t in UNITS.items()})
 
 
+class Section(ConfigDict):
+    """A section of the config, with durations.
+
+    A duration may be replaced by a dict of one unit. Raises UserError for a plain
+    number in its place.
+    """
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if is_duration(self.get(key)):
+            if isinstance(value, int | float):
+                others = ", ".join(f".{unit}" for unit in [*UNITS][1:])
+                raise UserError(
+                    f"{key} = {value} has no unit: write {key}.steps = {value}, or "
+                    f"{others} for .steps"
+                )
+            if isinstance(value, dict):
+                value = duration(**value)
+        super().__setitem__(key, value)
+
+
+def is_duration(value: Any) -> bool:
+    """Return whether a value of a config is a duration."""
+    return isinstance(value, ConfigDict) and set(UNITS) <= set(value)
+
+
 def _number(unit: str, value: Any) -> float:
     kind = registry.pick("duration", unit, UNITS)
     try:
@@ -38,7 +63,7 @@ def durations(config: ConfigDict, prefix: str = "") -> dict[str, ConfigDict]:
     by_name = {}
     for key, value in config.items():
         if isinstance(value, ConfigDict):
-            if set(UNITS) <= set(value):
+            if is_duration(value):
                 by_name[prefix + key] = value
             else:
                 by_name |= durations(value, f"{prefix}{key}.")

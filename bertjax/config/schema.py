@@ -6,7 +6,7 @@ from typing import Any
 
 from ml_collections.config_dict import ConfigDict, placeholder
 
-from bertjax.config.durations import duration
+from bertjax.config.durations import Section, duration
 from bertjax.models.config import EncoderConfig
 
 
@@ -15,7 +15,7 @@ def base() -> ConfigDict:
 
     The functions below return the larger sections.
     """
-    return ConfigDict(
+    config = Section(
         dict(
             seed=0,
             objective="mlm",  # or mlm+sop, electra:generator=0.5, mlm+mine.module
@@ -78,6 +78,9 @@ def base() -> ConfigDict:
             ),
         )
     )
+    for name in ("optim", "log", "eval", "checkpoint"):  # those with durations
+        config[name] = Section(config[name])
+    return config
 
 
 def model_keys() -> dict[str, Any]:
