@@ -171,8 +171,8 @@ def estimate(
 
     The keys are those of `preflight --json`; estimated_* and eval_* are None if the
     update does not fit. quick: memory, and times only if they are known; search:
-    find the largest batch; without it largest_batch_per_device and
-    accumulate_to_fit are None.
+    find the largest batch; without it largest_batch_per_device,
+    largest_batch_is_limit and accumulate_to_fit are None.
     """
     chip, rows = target.chip, target.rows(shape)
     what = f"{shape.batch_size} x {shape.length} on {target.topology}, {rows} a device"
@@ -182,7 +182,7 @@ def estimate(
     if state > chip.hbm_bytes:
         say(f"{what}: the state alone does not fit, so nothing is compiled")
         facts: dict[str, Any] = {"fits": False, "refused": True, "needed": state}
-        largest = 0
+        largest, is_limit = 0, True
     else:
         say(f"the update's memory: {what}")
         facts = target.memory("train", shape)
@@ -200,7 +200,9 @@ def estimate(
                 say("compiling the update for its cycles, which takes minutes")
             if known or not quick:
                 facts = target.facts("train", shape)
-        largest = search_largest(target, shape, facts, say) if search else 0
+        largest, is_limit = 0, True
+        if search:
+            largest, is_limit = search_largest(target, shape, facts, say)
     needed = memory_bytes(facts)
     return {
         "batch_size": shape.batch_size,
@@ -214,6 +216,7 @@ def estimate(
         "hbm_gib_available": chip.hbm_gib,
         "hbm_parts_gib": memory_parts(target, facts),
         "largest_batch_per_device": largest if search else None,
+        "largest_batch_is_limit": is_limit if search else None,
         "accumulate_to_fit": (
             accumulate_to_fit(target, shape, largest) if search else None
         ),
@@ -307,8 +310,11 @@ def share_of_keys(cfg: EncoderConfig, length: int) -> float:
 
 def search_largest(
     target: Target, shape: Shape, facts: Mapping[str, Any], say: Say
-) -> int:
+) -> tuple[int, bool]:
     """Find the most rows of this shape that fit on a device at once, by early reports.
+
+    Also returns whether they are the limit: whether they fill the memory, or a larger
+    batch did not fit.
 
     facts: of the shape itself. Memory is reserved for the program's code, which the
     reports omit: PROGRAM_BYTES, or the size of the shape's own code if that is larger.
@@ -343,7 +349,8 @@ def search_largest(
         batch_size = rows * target.parts * target.config.accumulate
         larger = shape._replace(batch_size=batch_size)
         note(rows, target.memory("train", larger, program))
-    return max(fitting)
+    largest = max(fitting)
+    return largest, bool(refused) or fitting[largest] >= (1 - NEAR) * available
 
 
 def guess(

@@ -4,7 +4,6 @@
 from typing import Any
 
 from bertjax import counted
-from bertjax.measuring import estimates
 from bertjax.measuring.memory_analysis import PROGRAM_BYTES
 
 CODE = f", and {PROGRAM_BYTES / 2**30:g} kept free for the program's code"
@@ -62,7 +61,7 @@ def phase_values(phase: dict[str, Any]) -> list[tuple[str, str]]:
     used += f" of {phase['hbm_gib_available']:.2f} GiB"
     largest = phase["largest_batch_per_device"]
     rows = f"{counted(largest, 'row')} at once"
-    rows += ", or more" * (largest * phase["length"] >= estimates.MOST_TOKENS)
+    rows += ", or more" * (not phase["largest_batch_is_limit"])
     values = [
         ("attention", phase["attention"]),
         ("memory per device", used + ("" if "program" in parts else CODE)),

@@ -78,7 +78,10 @@ class Fake:
         shape = Shape(batch_size, 128, (None,))
         facts = self.memory("train", shape)
         said: list[str] = []
-        return estimates.search_largest(self, shape, facts, said.append)
+        largest, self.is_limit = estimates.search_largest(
+            self, shape, facts, said.append
+        )
+        return largest
 
 
 @pytest.mark.parametrize("says", [True, None])
@@ -179,7 +182,23 @@ def test_room_is_left_for_code_that_is_not_known(tmp_path, monkeypatch):
 def test_the_search_ends_where_so_many_rows_fit():
     target = Fake(state=1.0, fixed=0.5, slope=1e-4)
     assert target.search(8 * 8) * 128 == estimates.MOST_TOKENS
-    assert len(target.compiled) <= 3
+    assert len(target.compiled) <= 3 and not target.is_limit
+
+
+def test_more_rows_may_fit_only_if_the_search_found_no_limit():
+    for slope, rows, is_limit in (
+        (0.005, 2**12, True),  # a larger batch was refused
+        (0.0134, 1024, True),  # these rows fill the memory
+        (1e-4, 2**12, False),
+    ):
+        target = Fake(state=1.0, fixed=0.5, slope=slope)
+        shape = Shape(8 * rows, 128, (None,))
+        found = estimates.estimate(target, shape, lambda text: None, quick=True)
+        found |= {"attention": "dense"}
+        values = dict(estimates_text.phase_values(found))
+        assert found["largest_batch_per_device"] * 128 >= estimates.MOST_TOKENS
+        assert found["largest_batch_is_limit"] == is_limit
+        assert ("or more" in values["largest batch per device"]) != is_limit
 
 
 def test_not_even_a_row():
