@@ -14,6 +14,7 @@ from bertjax.assembly import command_line, resolve, validate
 from bertjax.config.arguments import find_config
 from bertjax.measuring.measurements import MEASURES
 from bertjax.measuring.synthetic_data import of_phase
+from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks.tables import Say
 
 SECONDS = 60.0  # for measuring all sizes together, without compilation
@@ -46,6 +47,9 @@ def plan_budget(argv: Sequence[str], minutes: float, say: Say) -> dict[str, Any]
     for one in files:
         config = command_line.parse([f"--config={one}", *rest]).config
         validate.check(config)
+        resolve.objectives_of(config)  # also refuses a task without columns
+        if tasks.is_task(config):
+            tasks.check_task(config)
         row = time_config(config, SECONDS / len(files))
         row |= {"config": one, "steps": int(60 * minutes / row["step_seconds"])}
         row["tokens"] = row["steps"] * row["slots"]

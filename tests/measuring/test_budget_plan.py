@@ -82,6 +82,23 @@ def test_the_command_that_is_printed_can_be_run(monkeypatch):
     assert shlex.split(line)[4:] == [*rest, "--config.total.steps=1", "--workdir=DIR"]
 
 
+@pytest.mark.parametrize(
+    "more, words",
+    [
+        ([], "name their columns, task.text and task.label"),
+        (["--config.task.text=a"], "task.label is empty: name the column"),
+    ],
+)
+def test_columns_are_checked_before_anything_is_timed(monkeypatch, more, words):
+    timed = fake_times(monkeypatch)
+    with pytest.raises(UserError, match=words):
+        plan(10, "--config=finetune/classify.py", *more)
+    assert not timed
+    keys = "task.text=a task.label=b model.hidden_size=768 model.num_hidden_layers=12"
+    plan(10, "--config=finetune/classify.py", *(f"--config.{k}" for k in keys.split()))
+    assert timed == ["base"]
+
+
 def test_shares_of_phases(monkeypatch):
     def config(phases):
         flags = ["--config=modern.py:tiny", f"--config.phases={phases}"]
