@@ -179,6 +179,7 @@ def _train(
     if path is None or any(outside):  # the shipped ones are known to fit
         run.trace_update()
     if path is None:
+        run.read_init_from(log, reads=False)
         from bertjax.reporting.batch_preview import dry_run_lines
 
         print("\n".join(dry_run_lines(run)))

@@ -12,6 +12,7 @@ import pytest
 from bertjax import RunError, UserError, sweep, train
 from bertjax.assembly import command_line, init_from
 from bertjax.assembly.open_teacher import check_fit, open_teacher
+from bertjax.checkpoints import manager
 from bertjax.checkpoints.manager import Checkpoints
 from bertjax.config import schema, serialize
 from bertjax.data.tokenizers.export_tokenizer import make_json
@@ -114,6 +115,19 @@ def test_a_vocabulary_comes_with_its_lower_casing(trained, key, capsys):
     own = add_extra_ids(load_tokenizer(config.data.vocab), 5)
     with pytest.raises(UserError, match=r"no embeddings of the 5 .*data\.extra_ids=5"):
         init_from.take(str(trained), own, {}, print, {})
+
+
+def test_a_dry_run_ends_in_the_run_s_error(arguments, trained, tmp_path, capsys):
+    """It compares the shapes, and reads no parameters."""
+    given = [*arguments, f"--config.init_from={trained}", "--dry_run"]
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(manager, "restore_params", None)
+        assert train.main(given) == 0
+    assert "parameters matched" in capsys.readouterr().err
+    with pytest.raises(UserError) as caught:
+        train.main([*given, "--config.model.num_hidden_layers=1"])
+    said = f"init_from={trained}/checkpoints/12: encoder/layers/attention/key/bias has "
+    assert str(caught.value) == f"{said}shape (2, 2, 16) there, (1, 2, 16) here"
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0])

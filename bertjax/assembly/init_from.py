@@ -275,13 +275,15 @@ def take(
     say: Say,
     task: Mapping[str, Any],
     layers: str = "",
+    reads: bool = True,
 ) -> dict[str, Any]:
     """Read the parameters that init_from and these shapes and shardings have in common.
 
     layers: init_layers. task: what a checkpoint will store about the task
     (tasks/prepare_task.py); a head of classes is used only if its classes have the same
-    names in the same order. Raises UserError if the parameters do not fit, or if a
-    token has another id there.
+    names in the same order. reads: whether to read them; otherwise only their shapes
+    are. Raises UserError if the parameters do not fit, or if a token has another id
+    there.
     """
     from bertjax.checkpoints.manager import warm_start
     from bertjax.parallel.sharding import leaves_of
@@ -326,4 +328,4 @@ def take(
     if layers:
         shapes = {name: leaf.shape for name, leaf in leaves_of(params).items()}
         source = ChosenLayers(whole, layers, shapes)
-    return warm_start(source, params, say, part, fresh, heads)
+    return warm_start(source, params, say, part, fresh, heads, reads)

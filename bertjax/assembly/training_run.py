@@ -285,8 +285,11 @@ class TrainingRun:
             )
         return tracker
 
-    def read_init_from(self, log: Log) -> dict[str, Any]:
-        """Read the parameters of init_from; {} without one. Raises UserError."""
+    def read_init_from(self, log: Log, reads: bool = True) -> dict[str, Any]:
+        """Read the parameters of init_from; {} without one. Raises UserError.
+
+        reads: whether to read their values too, not only their shapes.
+        """
         config, prepared = self.config, self.prepared
         source, layers = config.init_from, config.init_layers
         source = source or (config.teacher if layers else "")
@@ -294,7 +297,7 @@ class TrainingRun:
             return {}
         task = tasks.facts(self.config, prepared.parts).get("task", {})
         how = prepared.tokenizer, self.update.params, log, task, layers
-        return init_from.take(source, *how)
+        return init_from.take(source, *how, reads)
 
     def with_given(self, current: state.State) -> state.State:
         """Add the teacher and tables of rows to a state, and free them on the host."""

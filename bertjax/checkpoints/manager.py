@@ -291,6 +291,7 @@ def warm_start(
     part: str = "params",
     fresh: tuple[str, ...] = (),
     of_classes: tuple[str, ...] = (),
+    reads: bool = True,
 ) -> Any:
     """Restore the parameters that match those of another model (init_from).
 
@@ -298,7 +299,8 @@ def warm_start(
     part: "params", or "ema" for the average. Returns the matching part of the tree, and
     reports missing and unexpected parameters through `say`. Paths that begin with one
     of `fresh` count as missing; so do paths that begin with one of `of_classes` if the
-    number of classes differs. Raises UserError for other shapes, and if one encoder has
+    number of classes differs. reads: whether to read the values; otherwise the part is
+    that of `abstract`. Raises UserError for other shapes, and if one encoder has
     parameters that the other lacks, the pooler aside.
     """
     foreign = hasattr(folder, "describe")
@@ -330,6 +332,8 @@ def warm_start(
     if unexpected:
         say(f"in it, not used: {', '.join(unexpected)}")
     wanted = _without(abstract, missing)
+    if not reads:
+        return wanted
     return (
         place(wanted, folder.read) if foreign else restore_params(folder, wanted, part)
     )
