@@ -60,7 +60,7 @@ RETURNS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "make_attention": ("a function of q, k, v, mask, rate and rng", callable),
     "make_features": (
         "a bertjax.data.features.base.Features",
-        _has("specs", "make", "tell", "raw"),
+        _has("specs", "make", "count", "raw"),
     ),
     "make_head": ("a bertjax.objectives.base.Head", _LOSSES),
     "make_masker": (

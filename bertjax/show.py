@@ -82,12 +82,12 @@ def inspect_batches(args: Any) -> tuple[dict[str, Any], list[Any]]:
     config = args.config
     prepared = prepared_text.prepare(config, cli.say)
     tokenizer = prepared.tokenizer
-    course = batches.make_course(config, tokenizer, prepared.parts, cli.say)
+    phased = batches.make_phased_batches(config, tokenizer, prepared.parts, cli.say)
     statistics, rows = Statistics(tokenizer, tuple(prepared.parts)), []
     steps = range(args.step, args.step + args.batches)
 
     def make(step: int) -> dict[str, np.ndarray]:  # from the parts of all hosts
-        phase = course.at(step)
+        phase = phased.at(step)
         share = phase.batch_size // args.hosts
         slices = [slice(h * share, (h + 1) * share) for h in range(args.hosts)]
         parts = [phase.batch(step, rows) for rows in slices]
@@ -95,7 +95,7 @@ def inspect_batches(args: Any) -> tuple[dict[str, Any], list[Any]]:
 
     stream_of_batches = stream(make, steps.start, steps.stop, config.data.engine)
     for step, batch in zip(steps, stream_of_batches, strict=True):
-        phase = course.at(step)
+        phase = phased.at(step)
         seen = phase.inspect(step)
         statistics.add(seen, batch_sha256(batch))
         for row in range(min(args.examples - len(rows), len(batch["input_ids"]))):

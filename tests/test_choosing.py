@@ -95,7 +95,7 @@ def test_what_is_refused(wanted, tmp_path, monkeypatch, key, words):
 
 def test_columns_of_a_table():
     made = schema.base()
-    prepare_task.tell(made, "choose", (), 64)
+    prepare_task.fill_in_task(made, "choose", (), 64)
     for asked, columns in (
         ("given", ("given", "", "choices")),
         ("given,ends", ("given", "", "ends")),

@@ -52,7 +52,7 @@ def poisoned(arguments, tmp_path_factory):
         prepared.parts,
         batches.make_tables(config, prepared.tokenizer, None),
     )
-    sums = [str(run.course.batch(i)["mlm_ids"].sum()) for i in range(16)]
+    sums = [str(run.data.batch(i)["mlm_ids"].sum()) for i in range(16)]
     assert len({*sums}) == 16
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     env = {"POISON": " ".join(sums[i] for i in BAD), "PYTHONPATH": path}

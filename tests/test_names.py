@@ -16,7 +16,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LONGEST = 80  # lines of a function, its docstring included
 
 # Words that do not say what a value is; use a plain noun instead.
-VAGUE = {"told", "said", "lived", "held", "made", "there"}
+VAGUE = {"told", "said", "tell", "lived", "held", "made", "there"}
+VAGUE |= {"course", "Course", "NEVER"}
 
 # File stems that occur more than once -> (files relative to bertjax/, the reason).
 A_TYPE_HAS_AN_OBJECTIVE = "a task type and the objective that it trains, one name"

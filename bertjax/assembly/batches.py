@@ -40,14 +40,14 @@ from bertjax.tasks.tables import Say, silent
 class Run(NamedTuple):
     """The batches of a run, its number of steps, and its phases."""
 
-    course: batches.Course
+    data: batches.PhasedBatches
     total: int
     phases: tuple[phases.Phase, ...]
 
     def objective_before(self, step: int) -> str:
         """Return the objective of the phase that led to `step`.
 
-        The course of a resumed run has no batches of that phase if the next phase
+        `data` of a resumed run has no batches of that phase if the next phase
         begins at `step`.
         """
         return [p for p in self.phases if p.start < max(step, 1)][-1].objective
@@ -125,20 +125,20 @@ def make_run(
         for phase, end in zip(placed, ends, strict=True)
         if phase.start >= at or phase is [p for p in placed if p.start <= at][-1]
     ]  # fmt: skip
-    return Run(batches.Course(tuple(stages)), total, placed)
+    return Run(batches.PhasedBatches(tuple(stages)), total, placed)
 
 
-def make_course(
+def make_phased_batches(
     config: ConfigDict,
     tokenizer: Tokenizer,
     parts: Mapping[str, Any],
     say: Say = silent,
-) -> batches.Course:
+) -> batches.PhasedBatches:
     """Build the batches of a config from its first step on, from the stores `parts`."""
     needs = {name: o.needs for name, o in resolve.objectives_of(config).items()}
     counts = prepared_text.count_tokens(parts)
     tables = make_tables(config, tokenizer, counts, say)
-    return make_run(config, needs, tokenizer, parts, tables, say=say).course
+    return make_run(config, needs, tokenizer, parts, tables, say=say).data
 
 
 def make_eval_batches(

@@ -175,7 +175,7 @@ def open_directory(directory: Any, flag: str, say: Say = cli.say) -> LoadedModel
     if model.task:
         limit = sentence_transformers.model_max_length(model.directory, where)
         longest = model.cfg.max_length
-        tasks.tell(config, *model.task, longest=min(limit or longest, longest))
+        tasks.fill_in_task(config, *model.task, longest=min(limit or longest, longest))
     model.report(say)
     meta = {"tokenizer": tokenizer.identity, "hf": model.raw}
     ids = generation_config.read_generation_config(model.directory, model.raw, where)

@@ -118,7 +118,7 @@ class TrainLoop(Loop):
     def _open(self, again: bool = False) -> None:
         """Open writers, and batches from `state.step` on; again: after a rewind."""
         at, total, config = self.state.step, self.state.total, self.run.config
-        mesh, course, most = self.run.mesh, self.planned.course, config.steps_per_call
+        mesh, phased, most = self.run.mesh, self.planned.data, config.steps_per_call
         self.writers: list[Writer] = []
         if self.primary:
             budget = None
@@ -132,9 +132,9 @@ class TrainLoop(Loop):
             self.writers = [jsonl, *services, progress]
         rows = functools.cache(functools.partial(feed.local_rows, mesh))
         self.source = stream(
-            lambda i: course.batch(i, rows), at, total, config.data.engine
+            lambda i: phased.batch(i, rows), at, total, config.data.engine
         )
-        sizes = (course.at(i).batch_size for i in range(at, total))
+        sizes = (phased.at(i).batch_size for i in range(at, total))
         if most > 1:
             counts = self.calls.sizes(at)
             fed = multi_step.to_devices(self.source, mesh, sizes, counts, most)
@@ -151,7 +151,7 @@ class TrainLoop(Loop):
 
     def cost(self, step: int) -> tuple[int, float]:
         """Return an update's slots (B x L + B x T of targets) and FLOPs (or 0)."""
-        phase = self.planned.course.at(step)
+        phase = self.planned.data.at(step)
         flops = self.run.parts[phase.objective].objective.flops
         slots = phase.batch_size * count_slots(phase.specs)
         return slots, phase.slots * flops(phase.specs) if flops else 0.0
@@ -168,7 +168,7 @@ class TrainLoop(Loop):
 
     def update(self) -> None:
         state, first, run = self.state, self.state.step, self.run
-        own = run.parts[self.planned.course.at(first).objective].update
+        own = run.parts[self.planned.data.at(first).objective].update
         update = own.many if run.config.steps_per_call > 1 else own.step
         count = self.calls.size(first)
         # this call compiles, which must not count in a row

@@ -208,7 +208,7 @@ class TrainingRun:
         lengths = {name: durations.unit_of(config, f"{name}.every") for name in EVENTS}
         steps = {name: phases.steps_of(*n, *place) for name, n in lengths.items()}
         self.every = {name: max(1, n) for name, n in steps.items()}
-        starts = *(stage.start for stage in run.course.stages), at
+        starts = *(stage.start for stage in run.data.stages), at
         every = (*self.every.values(),)
         self.calls = multi_step.Calls(config.steps_per_call, run.total, every, starts)
         self.calls.check()
@@ -237,7 +237,7 @@ class TrainingRun:
         # For phases that are over, the run recorded it before.
         facts = workdir.read_json(self.path / "run.json") if self.meta else {}
         better = {**best.known_directions(facts)}
-        for stage in self.batches.course.stages:
+        for stage in self.batches.data.stages:
             objective = objectives[stage.objective]
             name = stage.objective or self.config.objective
             with say_where(f"objective={name}, as in an evaluation (rng=None)"):
@@ -365,7 +365,7 @@ class TrainingRun:
         name, o = self.config.objective, self.config.optim
         parts = f"objective={name}, optim.name={o.name}, optim.schedule={o.schedule}"
         with say_where(f"{parts}: an update cannot be made"):
-            for stage in self.batches.course.stages:
+            for stage in self.batches.data.stages:
                 batch = stage.batch(stage.start)
                 with jax.set_mesh(self.mesh):
                     update = self.parts[stage.objective].update
@@ -373,7 +373,7 @@ class TrainingRun:
 
     def describe(self, log: Log) -> None:
         """Log what is trained: parameters, steps, mesh, attention and phases."""
-        mesh, course = self.mesh, self.batches.course
+        mesh, phased = self.mesh, self.batches.data
         parameters, total = count_params(self.update.params), self.batches.total
         where = f"{mesh.size} x {mesh.devices.flat[0].device_kind}, {dict(mesh.shape)}"
         trained = count_params(self.update.shapes.params)
@@ -383,14 +383,14 @@ class TrainingRun:
             config = self.config
             rates = (str(phase.mask_rate) for phase in self.batches.phases)
             ramps = [f"mask_rate={x}" for x in dict.fromkeys(rates) if ":" in x]
-            if any("concept_labels" in stage.specs for stage in course.stages):
+            if any("concept_labels" in stage.specs for stage in phased.stages):
                 ramps.append("the strength of the gradient reversal")
             how = config.budget_minutes, total, config.budget_clock, ramps
             log(describe_budget(*how))
         with jax.set_mesh(mesh):
-            lengths = (encoder_length(s.length, s.specs) for s in course.stages)
-            arrays = {name for stage in course.stages for name in stage.specs}
+            lengths = (encoder_length(s.length, s.specs) for s in phased.stages)
+            arrays = {name for stage in phased.stages for name in stage.specs}
             backend = attention.describe_backend(self.cfg, lengths, arrays)
             log(f"attention: {backend}")
-        for line in course.lines():
+        for line in phased.lines():
             log(line)

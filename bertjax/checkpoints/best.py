@@ -21,7 +21,7 @@ AUTO = "auto"
 # otherwise; all others are better when higher.
 WORDS = "loss|perplexity|entropy|error|ece|brier|bits|cost|mse|mae|rank"
 FALLING = re.compile(rf"(^|_)({WORDS})(_|@|$)")
-NEVER = 2**62  # later than any step
+MAX_STEP = 2**62  # later than any step
 GREATER = "greater_is_better"  # in run.json: {term: bool} of the objective's losses
 Known = Mapping[str, bool]
 
@@ -96,7 +96,7 @@ def find_best(
     return Best(metric, *min(known, key=lambda score: (sign * score[1], score[0])))
 
 
-def read(path: Any, metric: str, until: int = NEVER) -> list[tuple[int, float]]:
+def read(path: Any, metric: str, until: int = MAX_STEP) -> list[tuple[int, float]]:
     """Return (step, value) pairs of a metric up to a step; nan if not finite."""
     found = []
     for line in rows_up_to(path / "metrics.jsonl", until, f'"{metric}"'):

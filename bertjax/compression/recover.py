@@ -36,7 +36,7 @@ from bertjax.data.corpus.sources import parse_sources
 from bertjax.objectives import parse
 from bertjax.objectives.make_objective import make_objective
 
-NEVER = 2**31 - 1  # steps
+MAX_STEPS = 2**31 - 1  # steps
 BATCH = 16  # rows per update, rounded up to a multiple of the devices
 RATE = 3e-4
 Train = Callable[[ConfigDict, str], int]  # bertjax.train.train
@@ -172,7 +172,7 @@ def make_config(small: Small, how: Recovery, student: str, teacher: str) -> Conf
         config.total.steps = how.steps
     config.log.every.steps, config.log.writers = 1, "jsonl"
     config.eval.examples = 0  # do not evaluate, and save only the last state
-    config.eval.every = config.checkpoint.every = duration(steps=NEVER)
+    config.eval.every = config.checkpoint.every = duration(steps=MAX_STEPS)
     settle_config(config, {"data.train": how.rows, "data.valid": ""})
     return config
 

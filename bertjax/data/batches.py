@@ -130,7 +130,7 @@ class Batches:
             batch,
             np.concatenate(drawn),
             truncated,
-            self.features.tell({**gathered.arrays, "keys": gathered.keys}, batch),
+            self.features.count({**gathered.arrays, "keys": gathered.keys}, batch),
             self.features.predicted(batch),
             self.features.origin(batch),
         )
@@ -225,8 +225,8 @@ class Inspected(NamedTuple):
 
     gathered: the batch before masking; drawn: the length in units of each group of
     units that was chosen as one; truncated: the tokens that each row had no room for,
-    i64 [B]. counts, predicted, origin: the results of the features' `tell`, `predicted`
-    and `origin`.
+    i64 [B]. counts, predicted, origin: the results of the features' `count`,
+    `predicted` and `origin`.
     """
 
     located: Located
@@ -240,7 +240,7 @@ class Inspected(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Course:
+class PhasedBatches:
     """The batches of a whole run: one `Batches` per phase, ordered by `start`."""
 
     stages: tuple[Batches, ...]

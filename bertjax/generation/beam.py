@@ -26,7 +26,7 @@ from bertjax.generation.decode import (
     start_width,
     take_rows,
 )
-from bertjax.generation.pick import NEVER, is_end, mark_seen, penalise
+from bertjax.generation.pick import NEG_INF, is_end, mark_seen, penalise
 from bertjax.models.incremental import Decoder
 from bertjax.models.layers import take_at
 
@@ -169,7 +169,7 @@ def choose_beams(
     if loop.open.seen is not None:
         scores = penalise(scores, loop.open.seen, beams.repetition_penalty)
     if ends.forced is not None:
-        only = jnp.where(jnp.arange(likely.shape[2]) == ends.forced, 0.0, NEVER)
+        only = jnp.where(jnp.arange(likely.shape[2]) == ends.forced, 0.0, NEG_INF)
         scores = jnp.where(step == most - 1, only, scores)
     scores = (scores + loop.open.score[:, :, None]).reshape(b, -1)
     width = min(max(2, 1 + len(ends.ends)) * k, scores.shape[1])

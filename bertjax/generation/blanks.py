@@ -203,6 +203,6 @@ def make_fill(cfg: Any, before: bool) -> Callable[[Any, Mapping[str, Any]], Any]
         hidden = encoder.apply(params["encoder"], cfg, inputs, at=at).hidden
         word = params["encoder"]["embeddings"]["word"]
         logits = heads.mlm_logits(params.get("mlm", {}), word, cfg, hidden)
-        return jnp.where(batch["never"], heads.NEVER, logits)
+        return jnp.where(batch["never"], heads.NEG_INF, logits)
 
     return fill

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-NEVER = -jnp.inf
+NEG_INF = -jnp.inf
 
 
 class Pick(NamedTuple):
@@ -79,7 +79,7 @@ def keep_likely(logits: jax.Array, top_k: int = 0, top_p: float = 1.0) -> jax.Ar
     """
     if 0 < top_k < logits.shape[-1]:
         least = jax.lax.top_k(logits, top_k)[0][..., -1:]
-        logits = jnp.where(logits < least, NEVER, logits)
+        logits = jnp.where(logits < least, NEG_INF, logits)
     if top_p < 1:
         falling = -jnp.sort(-logits, axis=-1)
         likely = jax.nn.softmax(falling, axis=-1)
@@ -87,7 +87,7 @@ def keep_likely(logits: jax.Array, top_k: int = 0, top_p: float = 1.0) -> jax.Ar
         # The first token is kept whatever top_p is.
         kept = jnp.maximum(jnp.sum(before < top_p, axis=-1, keepdims=True), 1)
         least = jnp.take_along_axis(falling, kept - 1, axis=-1)
-        logits = jnp.where(logits < least, NEVER, logits)
+        logits = jnp.where(logits < least, NEG_INF, logits)
     return logits
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from bertjax.generation.pick import (
     GREEDY,
-    NEVER,
+    NEG_INF,
     Pick,
     draw_keys,
     gumbel,
@@ -161,7 +161,9 @@ def guess(
     and entropies are those of the model, without temperature, top_k and top_p.
     """
     likely = jax.nn.log_softmax(logits, axis=-1)
-    entropy = -jnp.sum(jnp.where(likely > NEVER, jnp.exp(likely) * likely, 0), axis=-1)
+    entropy = -jnp.sum(
+        jnp.where(likely > NEG_INF, jnp.exp(likely) * likely, 0), axis=-1
+    )
     keys = keys_of(batch, seed, step, TOKENS) if pick.draws else None
     tokens = pick_tokens(pick, logits, keys)
     own = jnp.take_along_axis(likely, tokens[..., None], axis=-1)[..., 0]

@@ -120,7 +120,7 @@ def sample_text(
         return expected_vocab_size(config), None
     tokenizer, parts, *_ = prepared_text.prepare(config, say)
     phases = []
-    for stage in run_batches.make_course(config, tokenizer, parts).stages:
+    for stage in run_batches.make_phased_batches(config, tokenizer, parts).stages:
         batches = [
             stage.batch(stage.start + i, slice(0, SAMPLE_ROWS))
             for i in range(SAMPLE_BATCHES)

@@ -37,7 +37,7 @@ from bertjax.measuring.synthetic_data import (
 )
 from bertjax.measuring.writing_speed import measure_generate
 
-NEVER = 1_000_000_000  # steps
+MAX_STEPS = 1_000_000_000  # steps
 
 
 def measure_step(config: ConfigDict) -> Measured:
@@ -223,9 +223,9 @@ def measure_loop(config: ConfigDict) -> Measured:
     """
     from bertjax import train
 
-    config.total = durations.duration(steps=NEVER)
+    config.total = durations.duration(steps=MAX_STEPS)
     config.log.every = durations.duration(steps=1)
-    config.checkpoint.every = durations.duration(steps=NEVER)
+    config.checkpoint.every = durations.duration(steps=MAX_STEPS)
     config.log.writers += f",{Pacer.__module__}.{Pacer.__qualname__}"
     config.data.valid = ""
     Pacer.facts = _facts(config, expected_vocab_size(config))
@@ -275,7 +275,7 @@ def input_batches(config: ConfigDict) -> Any:
             expected_vocab_size(config), extra_ids=config.data.extra_ids
         )
         parts = {"train": store}
-    return run_batches.make_course(config, tokenizer, parts).stages[0]
+    return run_batches.make_phased_batches(config, tokenizer, parts).stages[0]
 
 
 def _facts(config: ConfigDict, vocab_size: int) -> dict[str, Any]:

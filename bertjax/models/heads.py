@@ -23,7 +23,7 @@ from bertjax.models.layers import (
 from bertjax.models.pooling import normalize_vectors
 from bertjax.models.row_chunks import count_row_chunks, map_rows
 
-NEVER = -1e9  # the logit of an id without probability, finite in bfloat16 too
+NEG_INF = -1e9  # the logit of an id without probability, finite in bfloat16 too
 
 
 def init_mlm(rng: jax.Array, cfg: EncoderConfig) -> Params:
@@ -80,7 +80,9 @@ def log_likelihoods(
         logits = dot_f32(params.get("decoder", word).astype(x.dtype), x, 1, 1)
         logits = finish_logits(params, cfg, logits, 0)
         if never is not None:
-            logits = jnp.where(jnp.arange(len(logits))[:, None] == never, NEVER, logits)
+            logits = jnp.where(
+                jnp.arange(len(logits))[:, None] == never, NEG_INF, logits
+            )
         true = jnp.take_along_axis(logits, ids[None], axis=0, mode="clip")[0]
         return true - jax.nn.logsumexp(logits, axis=0)
 
@@ -91,7 +93,7 @@ def finish_logits(
     """Add the masked LM's output bias to the products, and cap the sums.
 
     logits: the products, f32 [T, V] (axis 1) or [V, T] (axis 0). Ids that are never
-    predicted keep their logit NEVER: it is not capped.
+    predicted keep their logit NEG_INF: it is not capped.
     """
     cap = cfg.final_logit_softcapping
     if cap:
@@ -107,14 +109,14 @@ def finish_logits(
 def output_bias(params: Params, cfg: EncoderConfig) -> jax.Array | None:
     """Return the bias [V] of the masked LM's logits, None if there is none.
 
-    Rows that pad the table (EncoderConfig.pieces) get a bias of NEVER, so that they
+    Rows that pad the table (EncoderConfig.pieces) get a bias of NEG_INF, so that they
     have no probability and no gradient.
     """
     bias = params.get("bias")
     if not 0 < cfg.pieces < cfg.vocab_size:
         return bias
     is_piece = jnp.arange(cfg.vocab_size) < cfg.pieces
-    return jnp.where(is_piece, 0.0 if bias is None else bias, NEVER)
+    return jnp.where(is_piece, 0.0 if bias is None else bias, NEG_INF)
 
 
 def before_matrix(params: Params, cfg: EncoderConfig, x: jax.Array) -> jax.Array:

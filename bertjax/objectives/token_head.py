@@ -111,7 +111,7 @@ def score_tokens(
     logits = heads.mlm_logits(params.get(PARAMS, {}), word, cfg, hidden)
     if never is not None:
         is_never = jnp.arange(logits.shape[-1]) == never
-        logits = jnp.where(is_never, heads.NEVER, logits)
+        logits = jnp.where(is_never, heads.NEG_INF, logits)
     with jax.named_scope(f"{name}_loss"):
         terms = {f"{name}_loss": cross_entropy(logits, ids, weights)}
         if z_loss:

@@ -102,7 +102,7 @@ class Watch(contextlib.AbstractContextManager):
             text = f"{what}\na collective failed: looking for the host that is gone"
             print(text, file=sys.stderr, flush=True)
             lost = self._wait(self.verdict, self.limit + 2 * self.interval)
-        self._tell(lost or f"host {self.me} ended: {what}")
+        self._announce(lost or f"host {self.me} ended: {what}")
         self.closed.set()
         if lost:
             raise RunError(f"{lost}; {self._then()}") from error
@@ -110,7 +110,9 @@ class Watch(contextlib.AbstractContextManager):
     def leave(self) -> None:
         """Tell the others that a signal ends this process: they may train already."""
         if self.client is not None:
-            self._tell(f"host {self.me} was stopped by a signal before its first step")
+            self._announce(
+                f"host {self.me} was stopped by a signal before its first step"
+            )
 
     def _wait(self, poll: Callable[[], Any], seconds: float) -> Any:
         """Return the first true result of `poll`, or None after `seconds`."""
@@ -119,7 +121,7 @@ class Watch(contextlib.AbstractContextManager):
             time.sleep(self.interval / 4)
         return result or None
 
-    def _tell(self, cause: str) -> None:
+    def _announce(self, cause: str) -> None:
         """Tell the others why this process ends."""
         self.more = {"ended": cause}
         say = threading.Thread(target=self._say, name="watch", daemon=True)
@@ -169,7 +171,7 @@ class Watch(contextlib.AbstractContextManager):
             if self.leaving.wait(2 * self.interval):
                 return
             print(f"error: {cause}; {self._then()}", file=sys.stderr, flush=True)
-            self._tell(cause)
+            self._announce(cause)
             self.end(1)
             return
 

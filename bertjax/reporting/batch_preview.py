@@ -36,7 +36,7 @@ def preview_row(
     plan = phase.plans[seen.located.component[row]]
     if isinstance(plan, Rows):
         batch = {name: values[row] for name, values in seen.batch.items()}
-        lines = [*plan.tell(batch, int(seen.located.example[row]), tokenizer)]
+        lines = [*plan.describe(batch, int(seen.located.example[row]), tokenizer)]
         if cut := int(seen.truncated[row]):
             heading += f", cut by {counted(cut, 'token')}"
         return RowPreview(heading, lines, [(k, html.escape(v)) for k, v in lines])
@@ -116,7 +116,7 @@ def dry_run_lines(run: Any) -> Iterator[str]:
         if name in freeze:
             frozen = " frozen" + f": the first {freeze[name]}" * bool(freeze[name])
         yield f"{name:45} {leaf.shape!s:24} {leaf.sharding.spec}{frozen}"
-    phase, prepared = run.batches.course.at(0), run.prepared
+    phase, prepared = run.batches.data.at(0), run.prepared
     seen = phase.inspect(0)
     for name, values in seen.batch.items():
         yield f"{name:45} {values.shape!s:24} {values.dtype}"

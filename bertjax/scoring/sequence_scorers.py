@@ -148,7 +148,7 @@ SCORERS: dict[str, Callable[[LanguageModel, Options], Score]] = {
     "elbo": make_elbo,
 }
 # Scorer -> what a model must have been trained for, as the message denies it.
-NEVER = {
+UNTRAINED_FOR = {
     "pll": "never fills masks where they stand",
     "lm": "never predicts the next token",
     "mntp": "never predicts a masked token from the place before it",
@@ -216,7 +216,8 @@ def never_trained(
     what = given.partition("=")[0]
     known = ("pll", "lm", "elbo") if what == "--what" else SCORERS
     return UserError(
-        f"{given}: {whose} has objective={objective}, which {NEVER[scorer]}: use "
+        f"{given}: {whose} has objective={objective}, which "
+        f"{UNTRAINED_FOR[scorer]}: use "
         + " or ".join(f"{what}={one}" for one in able if one in known)
     )
 

@@ -12,7 +12,7 @@ from bertjax.serving.served_model import BLANKS, ServedModel
 TEXTS = 16
 COMPARED = 512  # tokens of the longest text; attention scores grow with their square
 EVERY = 7  # tokens from one blank to the next
-NEVER = -1e6  # logits below this mean zero probability
+LEAST_LOGIT = -1e6  # logits below this mean zero probability
 Predict = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 
 
@@ -91,7 +91,7 @@ def largest_difference(
         wanted = jax.device_get(run(params, batch))
         for name, found in predict(batch).items():
             want = wanted[name]
-            seen = ~(want <= NEVER)  # NaN is compared
+            seen = ~(want <= LEAST_LOGIT)  # NaN is compared
             if BLANKS not in batch and found.shape[:2] == batch["input_ids"].shape:
                 real = batch["attention_mask"] > 0
                 seen = seen & real.reshape(*real.shape, *(1,) * (found.ndim - 2))

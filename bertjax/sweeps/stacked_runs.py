@@ -72,7 +72,7 @@ def make_programs(run: TrainingRun) -> Programs:
     """Build the programs of a sweep; run: any of its runs, whatever the seed."""
     config, objective, update = run.config, run.objective, run.update
     warmup, span, decay, _ = run.lengths
-    rows = run.batches.course.batch(0)
+    rows = run.batches.data.batch(0)
     guarded = update.shapes.guard is not None
 
     def begin(seed: Any) -> State:

@@ -129,7 +129,7 @@ class SweepLoop(Loop):
 
     def batch(self, at: int) -> dict[str, np.ndarray]:
         """Build the batch of a step; axis 0 is the runs'."""
-        rows = {seed: run.course.batch(at) for seed, run in self.planned.items()}
+        rows = {seed: run.data.batch(at) for seed, run in self.planned.items()}
         seeds = [seed for seed, _ in self.groups.filled]
         names = rows[seeds[0]]
         return {name: np.stack([rows[seed][name] for seed in seeds]) for name in names}

@@ -107,7 +107,7 @@ class CollectionRows(Rows):
             arrays.append(np.array(each, np.float64))
         return arrays
 
-    def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
+    def describe(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         """Yield the texts of a row, which do not see each other."""
         for segment, name in enumerate(self.names_of(example), 1):
             is_part = row["segment_ids"] == segment

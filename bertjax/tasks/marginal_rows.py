@@ -126,10 +126,10 @@ class AugmentedRows(MarginalRows):
         batch["passage_scores"] = self.passage_scores[example]
         return batch | {"passage_weights": self.is_passage[example].astype(np.float32)}
 
-    def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
+    def describe(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         """Yield the row of the first passage, and the target."""
         one = {x: v if x in OF_ALL else v[0] for x, v in row.items()}
-        return self.inner.tell(one, example * self.k, tokenizer)
+        return self.inner.describe(one, example * self.k, tokenizer)
 
     def notes(self) -> Iterator[str]:
         yield f"{counted(self.n, 'question')}, each with {counted(self.k, 'passage')}"
@@ -253,10 +253,10 @@ class SearchingRows(MarginalRows):
         batch["text_tokens"] = tokens.astype(np.int32)
         return batch | {"end_ids": ids, "end_mask": real}
 
-    def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
+    def describe(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         """Yield the question and the target."""
         own = {x: row[f"question_{n}"] for n, x in QUESTION.items()}
-        yield from super().tell(own, example, tokenizer)
+        yield from super().describe(own, example, tokenizer)
         if self.inner.targets is not None:
             yield "target", self.inner.references[example][0]
 

@@ -180,7 +180,7 @@ def locate(config: ConfigDict, side: str) -> dict[str, list[str]]:
     }
 
 
-def tell(
+def fill_in_task(
     config: ConfigDict, objective: str, labels: Sequence[str], longest: int
 ) -> None:
     """Fill in config.task for a model that was finetuned outside bertjax.

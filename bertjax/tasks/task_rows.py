@@ -304,9 +304,9 @@ class Rows:
         """
         raise NotImplementedError
 
-    def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
-        """Yield (what it is, a line) for an example as the model sees it, and for its
-        label; row: its arrays from `gather`, without the batch axis."""
+    def describe(self, row: Batch, example: int, tokenizer: Any) -> Lines:
+        """Yield (name, line) of an example as the model sees it, and of its label;
+        row: its arrays from `gather`, without the batch axis."""
         yield "text", decode(tokenizer, row["input_ids"][row["attention_mask"] > 0])
 
     @property
@@ -323,8 +323,7 @@ class Rows:
         return {self.label_kind: dict(zip(names, counts, strict=True))}
 
     def summary(self) -> dict[str, Any]:
-        """Return the number of rows, their lengths, the number of cut rows, and the
-        counts of labels."""
+        """Return the rows' number and lengths, how many are cut, and label counts."""
         return {
             "rows": self.n,
             "length": self.length,
@@ -339,7 +338,8 @@ class Rows:
         example = np.zeros(1, np.int64)
         batch = self.gather(example, counter_rng.fold(0, "first", example), tokenizer)
         row = {name: values[0] for name, values in batch.items()}
-        first = "; ".join(f"{k} {short(v)}" for k, v in self.tell(row, 0, tokenizer))
+        lines = self.describe(row, 0, tokenizer)
+        first = "; ".join(f"{k} {short(v)}" for k, v in lines)
         rows = f"{counted(self.n, 'row')}{self.of_columns(labelled)}{''.join(counts)}"
         return f"{rows}; the first: {first}"
 

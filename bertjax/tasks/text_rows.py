@@ -102,7 +102,7 @@ class Texts(Rows):
         batch = lay_out(rows, self.length, self.form.separators, specials)
         return batch | {"labels": self.labels_of(example)}
 
-    def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
+    def describe(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         """Yield the text, the text_pair, and the label or score."""
         ids, types = row["input_ids"], row["token_type_ids"]
         for k, name in enumerate(("text", "text_pair")[: len(self.texts)]):

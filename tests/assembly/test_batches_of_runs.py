@@ -69,7 +69,7 @@ def test_the_order_of_components_does_not_matter(corpus, vocabulary, tmp_path):
         run = run_batches.make_run(
             config, needs, prepared.tokenizer, prepared.parts, tables
         )
-        hashes.append([batch_sha256(run.course.batch(step)) for step in range(3)])
+        hashes.append([batch_sha256(run.data.batch(step)) for step in range(3)])
     assert hashes[0] == hashes[1]
 
 
@@ -211,10 +211,10 @@ def test_rows_are_planned_with_what_the_host_half_leaves_for_text(
     valid = run_batches.make_eval_batches(
         config, needs, tokenizer, "valid", prepared.valid["valid"], tables
     )
-    text, stage = config.data.length // 2, run.course.at(0)
+    text, stage = config.data.length // 2, run.data.at(0)
     assert {stage.plans[0].length, valid.plans[0].length} == {text}
     *_, last = valid.eval_batches(valid.n - 1)
-    for batch in (run.course.batch(0), {k: last[k] for k in stage.specs}):
+    for batch in (run.data.batch(0), {k: last[k] for k in stage.specs}):
         shapes = {name: array.shape[1:] for name, array in batch.items()}
         assert shapes == {name: spec.shape for name, spec in stage.specs.items()}
         ids = batch["input_ids"]
@@ -224,7 +224,7 @@ def test_rows_are_planned_with_what_the_host_half_leaves_for_text(
     statistics = Statistics(prepared.tokenizer, ("train",))
     statistics.add(stage.inspect(0), "")
     counted = statistics.results()
-    real = run.course.batch(0)["attention_mask"][:, :text]
+    real = run.data.batch(0)["attention_mask"][:, :text]
     assert counted["tokens"] == real.sum() and counted["fill"] == real.mean() / 2
 
 

@@ -12,7 +12,7 @@ from bertjax import RunError
 from bertjax.assembly import train_loop
 from bertjax.assembly.batches import Run
 from bertjax.assembly.train_loop import TrainLoop
-from bertjax.data.batches import Course
+from bertjax.data.batches import PhasedBatches
 from bertjax.data.loader import stream
 from bertjax.data.phases import Phase
 from bertjax.training.loop import LoopState
@@ -114,10 +114,10 @@ def test_rows_are_read_before_a_phase_compiles():
 
     part = SimpleNamespace(update=SimpleNamespace(step=update))
     config = SimpleNamespace(steps_per_call=1)
-    course = SimpleNamespace(at=lambda step: SimpleNamespace(objective=""))
+    phased = SimpleNamespace(at=lambda step: SimpleNamespace(objective=""))
     loop = fake(
         run=SimpleNamespace(parts={"": part}, config=config),
-        planned=SimpleNamespace(course=course),
+        planned=SimpleNamespace(data=phased),
         calls=SimpleNamespace(starts=(0, 4), size=lambda step: 1),
         trace=SimpleNamespace(update=lambda *_: contextlib.nullcontext()),
         watch=SimpleNamespace(tick=lambda *_, **__: None),
@@ -151,7 +151,7 @@ def test_going_back_is_no_loss_of_a_host(monkeypatch):
 def test_a_resumed_run_is_scored_by_the_phase_that_ends_there(step, scored):
     """Its recorded phases name the objective; its batches begin with the next phase."""
     phases = tuple(Phase(at, 0, 9, 8, 32, None, x) for at, x in ((0, "clm"), (4, "")))
-    course = Course((SimpleNamespace(start=4, objective=""),))
+    phased = PhasedBatches((SimpleNamespace(start=4, objective=""),))
     rows = SimpleNamespace(eval_batches=lambda *_: None)
     parts = {
         name: SimpleNamespace(
@@ -160,7 +160,7 @@ def test_a_resumed_run_is_scored_by_the_phase_that_ends_there(step, scored):
         for name in ("clm", "")
     }
     loop = fake(
-        planned=Run(course, 8, phases),
+        planned=Run(phased, 8, phases),
         run=SimpleNamespace(
             mesh=None,
             parts=parts,

@@ -59,7 +59,7 @@ def told(seen):
     """Add the counts of the host half of a masked LM."""
     half = make_half("mlm", TOKENIZER, 6)
     predicted, origin = half.predicted(seen.batch), half.origin(seen.batch)
-    counts = half.tell(seen.gathered, seen.batch)
+    counts = half.count(seen.gathered, seen.batch)
     return seen._replace(counts=counts, predicted=predicted, origin=origin)
 
 

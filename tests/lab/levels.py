@@ -24,8 +24,8 @@ class Levels(text_rows.Texts):
         batch["above"] = (batch.pop("labels")[:, None] > steps).astype(np.float32)
         return batch
 
-    def tell(self, row, example, tokenizer):
-        yield from super().tell(
+    def describe(self, row, example, tokenizer):
+        yield from super().describe(
             {**row, "labels": int(row["above"].sum())}, 0, tokenizer
         )
 

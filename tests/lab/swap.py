@@ -50,7 +50,7 @@ class SwapFeatures(Features):
         own = {"swap_labels": labels, "swap_weights": text.astype(np.float32)}
         return batch | own | {"input_ids": ids}
 
-    def tell(self, before, after):
+    def count(self, before, after):
         return {"swapped": int(after["swap_labels"].sum())}
 
     def predicted(self, batch):

@@ -261,7 +261,7 @@ def test_batches_have_the_arrays_that_the_pipeline_makes(packed, needs, tmp_path
     run = batches.make_run(
         config, {"": frozenset(needs)}, tokenizer, {"train": store}, tables
     )
-    stage = run.course.stages[0]
+    stage = run.data.stages[0]
     target = compile_steps.Target(config, 1000, "here", jax.devices()[:1])
     specs = target.arrays(Shape(stage.batch_size, stage.length, (None,)))
     assert {k: (v.shape, v.dtype) for k, v in stage.batch(0).items()} == {

@@ -153,7 +153,7 @@ def main(argv):
         ]
         optimizer = torch.optim.AdamW(groups, betas=(o.b1, o.b2), eps=o.eps)
         for at in range(args.steps or run.total):
-            batch = run.course.batch(at)
+            batch = run.data.batch(at)
             wall, cpu = time.monotonic(), time.process_time()
             for group in optimizer.param_groups:
                 group["lr"] = float(schedule(at))

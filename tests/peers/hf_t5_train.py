@@ -105,7 +105,7 @@ def main(argv):
     optimizer = make_optimizer(model, config.optim)
     seconds, told = 0.0, 0.0
     for at in range(run.total):
-        batch = run.course.batch(at)
+        batch = run.data.batch(at)
         began = time.process_time()
         for group in optimizer.param_groups:
             group["lr"] = float(schedule(at))

@@ -90,7 +90,7 @@ def test_a_decoder_has_a_side_of_its_own(bare):
     assert text.tolist() == rows.lengths().tolist() == [5 - bare, 3 - bare]
     assert batch["text_tokens"].tolist() == (text + real.sum(axis=1)).tolist()
     assert "attention_steps" not in batch
-    lines = dict(rows.tell({k: v[1] for k, v in batch.items()}, 1, Letters()))
+    lines = dict(rows.describe({k: v[1] for k, v in batch.items()}, 1, Letters()))
     assert lines["target"] == "1 5 6 7 2"[2 * bare :]
     # Rows to answer have only the decoder's first token.
     asked = batch_of(made(("cde",), form=form, labelled=False).plan(6))

@@ -87,7 +87,9 @@ def test_a_first_sentence_without_words_is_told(tmp_path):
     pieces = [*map(chr, range(200))]
     tokenizer = SimpleNamespace(kind="wordpiece", pieces=pieces, special_ids=[])
     each = ({name: values[i] for name, values in batch.items()} for i in (0, 1))
-    told = [dict(rows.tell(row, i, tokenizer))["tags"] for i, row in enumerate(each)]
+    told = [
+        dict(rows.describe(row, i, tokenizer))["tags"] for i, row in enumerate(each)
+    ]
     assert told == ["", "a b/O"]
 
 

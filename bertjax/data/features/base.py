@@ -122,7 +122,7 @@ class Features:
         """
         return without_marks(rows.arrays)
 
-    def tell(self, before: Batch, after: Batch) -> dict[str, float]:
+    def count(self, before: Batch, after: Batch) -> dict[str, float]:
         """Count what was done to a batch, for people; counts of batches are added up.
 
         before: the gathered arrays, with `marks`, and with `keys` as `make` got them;

@@ -33,7 +33,7 @@ class ClmFeatures(base.Features):
     def describe(self) -> str:
         return "the next token predicted"
 
-    def tell(self, before: Batch, after: Batch) -> dict[str, float]:
+    def count(self, before: Batch, after: Batch) -> dict[str, float]:
         return {"predicted": int((after[f"{self.name}_weights"] > 0).sum())}
 
     def predicted(self, batch: Batch) -> np.ndarray:

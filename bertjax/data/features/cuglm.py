@@ -196,7 +196,7 @@ class CuglmFeatures(base.Features):
             f"whole names by {sees}, and the next token predicted"
         )
 
-    def tell(self, before: Batch, after: Batch) -> dict[str, float]:
+    def count(self, before: Batch, after: Batch) -> dict[str, float]:
         masked = self.predicted(after)[:, : self.text]
         ids = after["input_ids"][:, : self.text]
         own = before["input_ids"], before["attention_mask"], before[TYPES]

@@ -119,7 +119,7 @@ class DialogueFeatures(base.Features):
     def describe(self) -> str:
         return f"answers of at most {self.limits.target} slots predicted"
 
-    def tell(self, before: Batch, after: Batch) -> dict[str, float]:
+    def count(self, before: Batch, after: Batch) -> dict[str, float]:
         return {"predicted": int((after[f"{self.name}_weights"] > 0).sum())}
 
     def predicted(self, batch: Batch) -> np.ndarray:

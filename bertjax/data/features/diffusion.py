@@ -184,7 +184,7 @@ class DiffusionFeatures(base.Features):
         blocks = f", in blocks of {self.block} behind clean ones" * (self.block > 0)
         return f"{low} to {high} masked ({self.named}){blocks}"
 
-    def tell(self, before: Batch, after: Batch) -> dict[str, float]:
+    def count(self, before: Batch, after: Batch) -> dict[str, float]:
         """Count masks, maskable tokens, and the rows in each tenth of masked tokens."""
         chosen, text = after["diffusion_weights"] > 0, after["diffusion_norm"]
         ids = after["input_ids"][:, : self.raw]

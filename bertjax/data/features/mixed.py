@@ -85,11 +85,11 @@ class MixedFeatures(Features):
         each = zip(shares, self.parts, strict=True)
         return "; ".join(f"{n} of {len(self.kinds)}: {p.describe()}" for n, p in each)
 
-    def tell(self, before: Batch, after: Batch) -> dict[str, float]:
+    def count(self, before: Batch, after: Batch) -> dict[str, float]:
         counts: dict[str, float] = {}
         for own, part in self._parts(len(after["input_ids"])):
             each = ({k: v[own] for k, v in batch.items()} for batch in (before, after))
-            for name, count in part.tell(*each).items():
+            for name, count in part.count(*each).items():
                 counts[name] = counts.get(name, 0) + count
         return counts
 

@@ -71,7 +71,7 @@ class MlmFeatures(base.Features):
         ends = self.rate or (self.masking.rate,)
         return f"{' to '.join(map(base.percent, dict.fromkeys(ends)))} predicted"
 
-    def tell(self, before: Batch, after: Batch) -> dict[str, float]:
+    def count(self, before: Batch, after: Batch) -> dict[str, float]:
         chosen = self.predicted(after)
         own, counts = before["input_ids"], {}
         if self.swaps:

@@ -153,7 +153,7 @@ class NoiseFeatures(EncoderDecoderFeatures):
         each = ", ".join(map(str, self.operations))
         return f"{each}: {self.text} tokens of text predicted"
 
-    def tell(self, before: Batch, after: Batch) -> dict[str, float]:
+    def count(self, before: Batch, after: Batch) -> dict[str, float]:
         """Count what each operation did, by applying it again."""
         counts: Counter[str] = Counter()
         arrays = {name: values for name, values in before.items() if name != "keys"}

@@ -159,7 +159,7 @@ class PmlmFeatures(MlmFeatures):
     def describe(self) -> str:
         return f"{super().describe()} by blocks, of {self.text} tokens of text"
 
-    def tell(self, before: Batch, after: Batch) -> dict[str, float]:
+    def count(self, before: Batch, after: Batch) -> dict[str, float]:
         ids, chosen = (
             x[:, : self.text] for x in (after["input_ids"], self.predicted(after))
         )
@@ -250,7 +250,7 @@ def _fill_up(keys: np.ndarray, number: np.ndarray, todo: np.ndarray, left, last)
     noise = counter_rng.bits(
         counter_rng.fold(keys, "single")[:, None], np.arange(rest.shape[1])
     )
-    order = np.argsort(np.where(rest == 0, noise, choose.NEVER), axis=1)
+    order = np.argsort(np.where(rest == 0, noise, choose.MAX_NOISE), axis=1)
     row, slot = np.nonzero(np.arange(left.max()) < left[:, None])
     number[todo[row], order[row, slot]] = last[row] + 1 + slot
 

@@ -125,8 +125,8 @@ class RegionFeatures(MlmFeatures):
         masked = [what for kind, what in each.items() if kind in self.kinds]
         return ", or ".join(masked) or "nothing masked"
 
-    def tell(self, before: Batch, after: Batch) -> dict[str, float]:
-        counts = super().tell(before, after)
+    def count(self, before: Batch, after: Batch) -> dict[str, float]:
+        counts = super().count(before, after)
         if "region_task" not in before:
             return counts
         kinds = np.bincount(before["region_task"], minlength=3).tolist()

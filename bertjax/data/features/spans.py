@@ -162,7 +162,7 @@ class SpansFeatures(EncoderDecoderFeatures):
         )
         return f"{each} predicted, {self.target} slots for {self.text} tokens of text"
 
-    def tell(self, before: Batch, after: Batch) -> dict[str, float]:
+    def count(self, before: Batch, after: Batch) -> dict[str, float]:
         """Count spans, and what became of the tokens in them."""
         arrays = {k: v for k, v in before.items() if k not in ("keys", "marks")}
         s = find_sequences(arrays, before["keys"], "spans")

@@ -17,7 +17,7 @@ from bertjax.data.ragged import ramps
 from bertjax.data.token_flags import BEGINS_ENTITY, BEGINS_WORD, ENTITY, SPECIAL
 
 TOP = np.uint64(1 << 63)
-NEVER = ~np.uint64(0)
+MAX_NOISE = ~np.uint64(0)
 
 
 class Rows(NamedTuple):
@@ -145,7 +145,7 @@ def draw_noise(
 def choose_tokens(noise: np.ndarray, free: np.ndarray, budget: np.ndarray) -> Chosen:
     """Choose the `budget` free tokens with the smallest noise."""
     length = noise.shape[1]
-    np.putmask(noise, ~free, NEVER)
+    np.putmask(noise, ~free, MAX_NOISE)
     most = min(int(budget.max(initial=0)), length)
     if most < length:
         noise = np.partition(noise, most, axis=1)[:, :most]

@@ -10,7 +10,7 @@ have one more of one kind; here words are chosen in pairs.
 
 import numpy as np
 
-from bertjax.data.masking.choose import NEVER, TOP, Units, low_bits, take_in_order
+from bertjax.data.masking.choose import MAX_NOISE, TOP, Units, low_bits, take_in_order
 from bertjax.data.token_flags import CONCEPT
 
 
@@ -42,7 +42,7 @@ def choose_concepts(
     at, sizes = [], []
     concept = (marks & CONCEPT) > 0
     for kind in (concept, ~concept):
-        order = np.sort(np.where(begins & kind, noise, NEVER), axis=1)
+        order = np.sort(np.where(begins & kind, noise, MAX_NOISE), axis=1)
         used = order < TOP
         where = base + (order & low_bits(length)).astype(np.int64) * used
         at.append(where)

@@ -322,7 +322,7 @@ class Encoder:
         return self._pool.submit(_call, function, args)
 
     def done(self) -> float:
-        """Return the megabytes that workers have reported with `tell_parent`."""
+        """Return the megabytes that workers have reported with `report_to_parent`."""
         return self._done.value if self._done is not None else 0.0
 
     def documents(self, documents: Iterable[Document]) -> Iterator[Encoded]:
@@ -379,7 +379,7 @@ def _begin(
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
-def tell_parent(megabytes: float) -> None:
+def report_to_parent(megabytes: float) -> None:
     """Report text read in this process to the process that started the pool."""
     if _done is not None:
         with _done.get_lock():

@@ -37,7 +37,7 @@ from bertjax.data.token_store.encoding import (
     Encoded,
     Encoder,
     broken_pool,
-    tell_parent,
+    report_to_parent,
 )
 from bertjax.data.token_store.store import (
     MARKS,
@@ -108,7 +108,7 @@ def encode_piece(
     encoder: Encoder,
     piece: Piece,
     cache: Cache,
-    tell: Callable[[float], None] = tell_parent,
+    report: Callable[[float], None] = report_to_parent,
 ) -> None:
     """Encode a piece into its directory in the cache, unless it is unnecessary.
 
@@ -118,7 +118,7 @@ def encode_piece(
         return
     try:
         cache.make(
-            piece.target, lambda path: _write(path, encoder, piece, tell), keep=False
+            piece.target, lambda path: _write(path, encoder, piece, report), keep=False
         )
     except Exception:
         with contextlib.suppress(OSError):  # the directory may hold other pieces
@@ -138,9 +138,9 @@ def file_types(
 
 
 def _write(
-    path: Path, encoder: Encoder, piece: Piece, tell: Callable[[float], None]
+    path: Path, encoder: Encoder, piece: Piece, report: Callable[[float], None]
 ) -> None:
-    repairs = Counts(read=tell)
+    repairs = Counts(read=report)
     documents = (
         document
         for source in piece.sources

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from bertjax import UserError, counted
 from bertjax.data.tokenizers import backends, export_tokenizer, tokenizer_files
-from bertjax.data.tokenizers.sentencepiece_json import NEVER
+from bertjax.data.tokenizers.sentencepiece_json import UNUSED_SCORE
 from bertjax.data.tokenizers.tokenizer import Tokenizer, byte_text
 from bertjax.data.tokenizers.tokenizer_json import json_files
 from bertjax.data.tokenizers.vocab_files import read_lines
@@ -197,7 +197,7 @@ def _grow_json(tokenizer: Tokenizer, new: list[NewPiece]) -> dict[str, Any]:
     first = tokenizer.vocab_size
     if isinstance(model["vocab"], list):  # Unigram: the index is the id
         vocab = model["vocab"]
-        vocab += [[p, NEVER] for p in tokenizer.pieces[len(vocab) :]]
+        vocab += [[p, UNUSED_SCORE] for p in tokenizer.pieces[len(vocab) :]]
         scores = [_score(vocab[i][1] for i in n.origin) for n in new]
         vocab += [[n.piece, s] for n, s in zip(new, scores, strict=True)]
     else:

@@ -11,7 +11,7 @@ from bertjax.data.tokenizers.tokenizer_json import special_tokens
 
 # Types of a piece in sentencepiece_model.proto.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(1, 6)
-NEVER = -1e6  # score of a piece that no text yields
+UNUSED_SCORE = -1e6  # score of a piece that no text yields
 # str.lower does this and the library's Lowercase does not: a capital sigma at the end
 # of
 # a word becomes another letter than one within it (Unicode, Final_Sigma).
@@ -150,7 +150,7 @@ def _unigram(pieces: list[Piece]) -> dict[str, Any]:
         if kind == USER_DEFINED:  # sentencepiece's unigram_model.cc, which prefers it
             score = len(piece) * best - 0.1
         elif kind in (CONTROL, UNUSED):
-            score = NEVER
+            score = UNUSED_SCORE
         vocab.append([piece, score])
     return {
         "type": "Unigram",

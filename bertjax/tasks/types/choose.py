@@ -86,7 +86,7 @@ class Choices(text_rows.Texts):
             "labels": self.labels_of(example),
         }
 
-    def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
+    def describe(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         """Yield the sequence of each choice, and mark the right one."""
         right = -1 if self.labels is None else int(row["labels"])
         for k in np.flatnonzero(row["choice_weights"]).tolist():

@@ -236,7 +236,7 @@ class Completions(TripleRows):
         found = self.of_queries(outputs, example)
         return {"sides": graphs.score_sides(found, sides, self.form.metrics)}
 
-    def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
+    def describe(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         """Yield each query of a row, with its right answers."""
         for slot in range(int(row["segment_ids"].max())):
             own = row["input_ids"][row["segment_ids"] == slot + 1]

@@ -226,7 +226,7 @@ class Subgraphs(TripleRows):
         """Return outputs [n, 1, ...] without the axis of a row's queries."""
         return {name: np.asarray(found)[:, 0] for name, found in outputs.items()}
 
-    def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
+    def describe(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         """Yield the query with its right answer, and the edges around it."""
         pieces, ids = tokenizer.pieces, row["input_ids"]
         sees, types = row["attention_edges"], row["token_type_ids"]

@@ -139,9 +139,9 @@ class Spellings(TripleRows):
         sides = self.queries.sides[example]
         return {"sides": graphs.score_sides(outputs, sides, self.form.metrics)}
 
-    def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
+    def describe(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         """Yield the text that the model sees, and the right answer."""
-        yield from super().tell(row, example, tokenizer)
+        yield from super().describe(row, example, tokenizer)
         if self.labelled:
             yield "answer", decode(tokenizer, row["mlm_ids"][row["mlm_weights"] > 0])
 

@@ -49,7 +49,7 @@ WANTED = "FILE.jsonl"
 DEPTHS = 1, 5, 20  # the numbers K of passages for the metrics @K
 METRICS = "exact", "f1", *(f"{x}@{k}" for k in DEPTHS for x in ("exact", "f1"))
 SPANS = 8  # the first occurrences of answers in a passage that count
-NEVER = -1e9  # ln p of the answer of a passage without tokens
+NEG_INF = -1e9  # ln p of the answer of a passage without tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +188,7 @@ class ReadingRows(Rows):
                     out[:, row, slot, n] = lead + np.array(span)
         return {"span_starts": out[0], "span_ends": out[1]}
 
-    def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
+    def describe(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         """Yield the question, its first passage, its answers, and where they occur."""
         lead = int(self.lead(example))
         first, real = row["input_ids"][1], row["attention_mask"][1] > 0
@@ -231,7 +231,7 @@ class ReadingRows(Rows):
     def best(self, outputs: Outputs, row: int, i: int) -> Iterator[tuple[float, str]]:
         """Yield, for each passage of question i, ln p of its best span (times p of the
         passage), and the span's text; row: the question's row in outputs. A passage
-        without tokens yields NEVER and ""."""
+        without tokens yields NEG_INF and ""."""
         scores = np.float64(outputs["passage_scores"][row])
         longest = self.form.limits.answer_length
         starts, ends = (np.asarray(outputs[f"{x}_logits"][row]) for x in STARTS_ENDS)
@@ -241,7 +241,7 @@ class ReadingRows(Rows):
             if passage < 0:
                 return
             if not self.passages.lengths[passage]:
-                yield NEVER, ""
+                yield NEG_INF, ""
                 continue
             at = self.passages.offsets[passage] - lead
             a, b = self.chars[[at + first[slot], at + last[slot]], [0, 1]]
@@ -287,8 +287,8 @@ class ReadingRows(Rows):
                 }
                 for slot in order
             ]
-            score, answer = found[order[0]] if order else (NEVER, "")
-            best = {"answer": answer, "score": None if score == NEVER else score}
+            score, answer = found[order[0]] if order else (NEG_INF, "")
+            best = {"answer": answer, "score": None if score == NEG_INF else score}
             yield {"id": self.names[i], **best, "passages": shown}
 
 

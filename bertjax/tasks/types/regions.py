@@ -199,9 +199,9 @@ class TextRegions(text_rows.Texts):
         for row in text_rows.softmax(np.asarray(outputs["alignment_logits"])):
             yield {"score": float(row[OWN])}
 
-    def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
+    def describe(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         """Yield the text, the number of regions, and whether the image is its own."""
-        yield from super().tell(row, example, tokenizer)
+        yield from super().describe(row, example, tokenizer)
         kind = int(row["region_task"]) if "region_task" in row else None
         regions = f"{int(row['region_mask'].sum())}"
         if kind is None and (masked := int((row["region_weights"] > 0).sum())):

@@ -100,7 +100,7 @@ class Listed(_Together, Pairs):
         batch["choice_weights"] = (passage >= 0).astype(np.float32).reshape(shape)
         return batch | {"labels": np.zeros(len(members), np.int32)}
 
-    def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
+    def describe(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         """Yield the sequence of each passage; the first one answers the query."""
         for k in np.flatnonzero(row["choice_weights"]).tolist():
             real = row["attention_mask"][k] > 0
@@ -141,7 +141,7 @@ class Candidates(_Together, CollectionRows):
         query, passage = self.pairs[example].T
         return read_together(self, query, passage, specials)
 
-    def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
+    def describe(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         real = row["attention_mask"] > 0
         yield "query and passage", decode(tokenizer, row["input_ids"][real])
 

@@ -143,7 +143,7 @@ class Pairs(CollectionRows):
         return members
 
     def names_of(self, example: int) -> Sequence[str]:
-        """Return the kinds of the texts of a row, for `tell`."""
+        """Return the kinds of the texts of a row, for `describe`."""
         return "query", "passage", *["negative"] * self.form.drawn
 
     def for_scores(self) -> Rows:

@@ -216,7 +216,7 @@ class Sequences(text_rows.Texts):
             "text_tokens": counts.astype(np.int32),
         }
 
-    def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
+    def describe(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         """Yield the text and the target."""
         real = row["attention_mask"] > 0
         size = int(self.text_sizes[0][example])

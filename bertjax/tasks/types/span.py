@@ -31,7 +31,7 @@ from bertjax.tasks.task_type import TaskType
 WANTED = "FILE.json"
 METRICS = ("exact", "f1", "cmrc_exact", "cmrc_f1")
 ANSWER = "text", "answer_start"  # features in TensorFlow Datasets
-NEVER = -1e9  # the logit of rows that are not among the examples
+NEG_INF = -1e9  # the logit of rows that are not among the examples
 
 
 def read_questions(value: str, key: str, columns: Columns, say: Say) -> list[Questions]:
@@ -170,7 +170,7 @@ class QuestionRows(Rows):
         """Make rows, as `Windows.gather` does."""
         return self.windows.gather(example, self.length, specials)
 
-    def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
+    def describe(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         """Yield the question, the context, and the pieces of the answer."""
         rows, asked = self.windows, self.asked
         real, second = row["attention_mask"] > 0, int(rows.lead[example])
@@ -204,7 +204,7 @@ class QuestionRows(Rows):
 
         outputs: "start_logits", "end_logits" f32, one row per example, of any length.
         """
-        logits = np.full((2, self.n, self.length), NEVER, np.float32)
+        logits = np.full((2, self.n, self.length), NEG_INF, np.float32)
         for of_all, name in zip(logits, ("start_logits", "end_logits"), strict=True):
             for row, of_row in zip(example, outputs[name], strict=True):
                 of_all[row, : len(of_row)] = of_row[: self.length]

@@ -93,9 +93,9 @@ class Tags(Rows):
                 weights[row, self.firsts[w]] = 1
         return {**batch, "labels": labels, "label_weights": weights}
 
-    def tell(self, row: Batch, example: int, tokenizer: Any) -> Lines:
+    def describe(self, row: Batch, example: int, tokenizer: Any) -> Lines:
         """Yield the text, and each word's pieces with its tag."""
-        yield from super().tell(row, example, tokenizer)
+        yield from super().describe(row, example, tokenizer)
         if self.labels is None:
             return
         begins = self.firsts[slice(*self.rows[example : example + 2])].tolist()

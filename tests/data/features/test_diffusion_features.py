@@ -62,7 +62,7 @@ def test_what_a_row_holds(objective):
     assert not half.predicted(batch)[:, 12:].any()
     clean = np.take_along_axis(truth, half.origin(batch), 1)
     assert (batch["input_ids"] == np.where(half.predicted(batch), MASK, clean)).all()
-    counts = half.tell(rows.arrays, batch)
+    counts = half.count(rows.arrays, batch)
     assert counts["selected"] == counts["masked"] == masked.sum()
     assert counts["maskable"] == 25 and counts["kept"] == 0
     tenths = np.minimum(masked.sum(1) * 10 // [10, 5, 1, 10], 9)
@@ -247,7 +247,7 @@ def test_rows_beside_causal_ones():
     assert batch["diffusion_norm"].tolist() == [10, 0, 10, 0]
     assert not batch["diffusion_weights"][1::2].any()
     assert batch["clm_weights"].sum(1).tolist() == [0, 11, 0, 11]
-    assert half.tell(rows.arrays, batch)["maskable"] == 20
+    assert half.count(rows.arrays, batch)["maskable"] == 20
 
 
 # ---------------------------------------------------------------- refusals

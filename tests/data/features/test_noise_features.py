@@ -49,7 +49,7 @@ def corrupt(noise, *documents, b=1, seed=0, length=64, **keys):
     made = half(noise, length, **keys)
     rows = rows_of(*documents, width=made.raw, b=b, seed=seed)
     batch = made.make(rows)
-    counts = made.tell({**rows.arrays, "keys": rows.keys}, batch)
+    counts = made.count({**rows.arrays, "keys": rows.keys}, batch)
     whole = np.zeros((b, made.target), np.int32)
     whole[:, : made.raw] = rows.arrays["input_ids"]
     assert (batch["lm_ids"] == whole).all()
@@ -281,7 +281,7 @@ def test_rows_that_stay_as_they_are_are_counted_whatever_pads_them():
     for noise, unchanged in (("mask:0", 2), ("mask:1", 0), ("delete:1", 0)):
         made = make_half(frozenset({"noise"}), tokenizer, 64, noise=noise)
         rows = rows_of([10, 11], width=made.raw, b=2)
-        counts = made.tell({**rows.arrays, "keys": rows.keys}, made.make(rows))
+        counts = made.count({**rows.arrays, "keys": rows.keys}, made.make(rows))
         assert counts["rows_unchanged"] == unchanged
 
 

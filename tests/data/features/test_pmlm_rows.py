@@ -107,7 +107,7 @@ def test_the_layout_by_hand(monkeypatch, packed):
     assert half.predicted(batch).astype(int).tolist() == predicted
     origin = [[0, 1, 2, 3, 4, 5, 2, 3, 2, 3], [0, 1, 2, 3, 4, 5, 1, 0, 1, 0]]
     assert half.origin(batch).tolist() == origin
-    counts = half.tell(arrays, batch)
+    counts = half.count(arrays, batch)
     assert (counts["selected"], counts["masked"], counts["blocks"]) == (3, 3, 3)
     assert counts["partial_words"] == counts["special_selected"] == 0
 
@@ -173,7 +173,7 @@ def test_copies_stand_for_what_was_chosen(packed):
     shares = np.array([0.5, 0.3 * 44 / 45, 0.2 + 0.3 / 45])
     assert is_likely([*fates, (new == truth).sum()], shares * truth.size)
     assert np.concatenate(drawn).sum() == truth.size
-    blocks = half.tell(before, batch)["blocks"]
+    blocks = half.count(before, batch)["blocks"]
     assert np.concatenate(drawn).size == blocks
 
 

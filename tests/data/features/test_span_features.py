@@ -222,13 +222,13 @@ def test_counts_for_people():
     made = half(64)
     arrays = row_of([[10] * 20, [11] * 20], made.raw)
     rows = rows_of(arrays)
-    counts = made.tell({**arrays, "keys": rows.keys}, made.make(rows))
+    counts = made.count({**arrays, "keys": rows.keys}, made.make(rows))
     assert (counts["selected"], counts["spans"], counts["target_tokens"]) == (6, 2, 9)
     assert counts["masked"] == 6 and counts["special_selected"] == 0
     # An unknown word is part of the text, within a span or outside.
     ids = arrays["input_ids"]
     unknown = {**arrays, "input_ids": np.where(ids > 9, UNK, ids)}
-    told = made.tell({**unknown, "keys": rows.keys}, made.make(rows))
+    told = made.count({**unknown, "keys": rows.keys}, made.make(rows))
     assert told["selected"] == 6 and told["special_selected"] == 0
 
 

@@ -62,7 +62,7 @@ def test_half_of_the_rows_are_swapped_before_they_are_masked():
     seen = batch["input_ids"].copy()
     np.put_along_axis(seen, batch["mlm_positions"], truth, 1)
     assert (seen == swapped).all()
-    counts = half.tell({**arrays, "keys": keys}, batch)
+    counts = half.count({**arrays, "keys": keys}, batch)
     assert counts["swapped"] == 4 * drawn.sum() and not counts["special_selected"]
 
 

@@ -91,11 +91,11 @@ def test_a_shard_does_only_what_is_left(given_, monkeypatch):
     made = []
     write = pieces._write
 
-    def counting(path, encoder, piece, tell):
+    def counting(path, encoder, piece, report):
         if len(made) == 3:
             raise KeyboardInterrupt
         made.append(str(piece))
-        write(path, encoder, piece, tell)
+        write(path, encoder, piece, report)
 
     monkeypatch.setattr(pieces, "_write", counting)
     with pytest.raises(KeyboardInterrupt):
@@ -216,9 +216,9 @@ def test_two_processes_at_once(given_, tmp_path, monkeypatch):
         seen = []
 
         def meanwhile(
-            path, encoder, piece, tell, moment=moment, cache=cache, seen=seen
+            path, encoder, piece, report, moment=moment, cache=cache, seen=seen
         ):
-            write(path, encoder, piece, tell)
+            write(path, encoder, piece, report)
             seen.append(piece)
             if len(seen) - 1 == moment:
                 monkeypatch.setattr(pieces, "_write", write)
