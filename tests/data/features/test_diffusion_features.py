@@ -47,7 +47,8 @@ def make(objective, rows, length, **keys):
 # ---------------------------------------------------------------- a row
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_what_a_row_holds(objective):
-    """Masks are [MASK], special tokens stay, and counts are right."""
+    """Masks are [MASK] and weigh as their rates say, special tokens stay, and counts
+    are right."""
     rows = gather([[12], [7], [2], [12]], 12, first=1000)
     length = 24 if "block" in objective else 12
     half, batch = make(objective, rows, length)
@@ -56,6 +57,9 @@ def test_what_a_row_holds(objective):
     noised = batch["input_ids"][:, :12]
     assert (noised == np.where(masked, MASK, truth)).all()
     assert not masked[truth < 5].any() and masked[0].any() and masked[1].any()
+    units = np.arange(12) // 4 if "block" in objective else np.zeros(12, int)
+    weights = half.rates(rows.place, 3)[1][:, units]
+    np.testing.assert_allclose(batch["diffusion_weights"], weights * masked, rtol=1e-6)
     assert batch["diffusion_norm"].tolist() == [10, 5, 0, 10]
     assert (batch["diffusion_ids"] == truth).all()
     assert (half.predicted(batch)[:, :12] == masked).all()
