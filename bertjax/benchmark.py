@@ -24,7 +24,7 @@ from bertjax.config import cli
 from bertjax.config.flag_help import Flag, shared
 from bertjax.measuring.alternate import compare, serve, split
 from bertjax.measuring.measurements import MEASURES
-from bertjax.measuring.results import peak_rss_mb, steps_a_round, summarise
+from bertjax.measuring.results import peak_rss_mb, steps_a_round, summarize
 from bertjax.parallel.host_memory import keep_freed_memory
 
 FLAGS = {
@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
         measured = make(config)
         steps = steps_a_round(measured.run(1))
         times = [measured.run(steps) for _ in range(args.rounds)]
-        results = summarise(measured.facts, times, peak_rss_mb())
+        results = summarize(measured.facts, times, peak_rss_mb())
     if args.json:
         print(json.dumps(results))
     else:

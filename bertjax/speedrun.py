@@ -186,7 +186,7 @@ def report(
     theirs: Sequence[records.Record] | None,
 ) -> int:
     """Print times and scores of the runs; raise UserError if they took too long."""
-    summary = records.summarise(found, track)
+    summary = records.summarize(found, track)
     if theirs:
         summary["against"] = records.compare(found, theirs)
     write(path, {"track": args.track, "records": found, "summary": summary})

@@ -189,7 +189,7 @@ def sweep(
         loop.train()
         took = round(time.monotonic() - begun, 1)
     scores = loop.scores.joined_to(before["curve"], runs) if before else loop.scores
-    found = scores.summarise()
+    found = scores.summarize()
     found |= {"facts": facts, "seconds": took if fresh else None}
     loop.write_best(found, overrides)
     shutil.rmtree(path / workdir_kinds.MEMBERS)

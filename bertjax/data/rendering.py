@@ -142,7 +142,7 @@ def decode(tokenizer: Any, ids: np.ndarray) -> str:
     return visible("".join(out))
 
 
-def to_text(tokens: Sequence[Shown], stage: str, colour: bool) -> str:
+def to_text(tokens: Sequence[Shown], stage: str, color: bool) -> str:
     """Format one stage of a row as one line.
 
     With colors, A and B and neighboring sequences differ, special tokens are dim, and
@@ -155,11 +155,11 @@ def to_text(tokens: Sequence[Shown], stage: str, colour: bool) -> str:
         text = visible(text)
         if t.fate and stage != "gathered":
             code, sign = FATES[t.fate] if stage == "corrupted" else ("1;4", "[{}]")
-            text, codes = text if colour else sign.format(text), [code]
+            text, codes = text if color else sign.format(text), [code]
         else:
             codes = ["2"] if t.special else []
             codes += ["36"] if (t.segment + t.part) % 2 == 0 else []
-        if colour and codes:
+        if color and codes:
             text = f"\033[{';'.join(codes)}m{text}\033[0m"
         out.append(("" if joined or not out else " ") + text)
     return "".join(out)

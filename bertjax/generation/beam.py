@@ -26,7 +26,7 @@ from bertjax.generation.decode import (
     start_width,
     take_rows,
 )
-from bertjax.generation.pick import NEG_INF, is_end, mark_seen, penalise
+from bertjax.generation.pick import NEG_INF, is_end, mark_seen, penalize
 from bertjax.models.incremental import Decoder
 from bertjax.models.layers import take_at
 
@@ -167,7 +167,7 @@ def choose_beams(
     likely = jax.nn.log_softmax(logits, axis=-1).reshape(b, k, -1)
     scores = likely
     if loop.open.seen is not None:
-        scores = penalise(scores, loop.open.seen, beams.repetition_penalty)
+        scores = penalize(scores, loop.open.seen, beams.repetition_penalty)
     if ends.forced is not None:
         only = jnp.where(jnp.arange(likely.shape[2]) == ends.forced, 0.0, NEG_INF)
         scores = jnp.where(step == most - 1, only, scores)

@@ -105,7 +105,7 @@ def _generate(
     seed: jax.Array,
 ) -> Generated:
     cache, logits = decoder.prefill(params, batch, start_width(batch) + max_new_tokens)
-    seen = find_seen(batch, logits.shape[1]) if pick.penalises else None
+    seen = find_seen(batch, logits.shape[1]) if pick.penalizes else None
     if samples > 1:
         each = jnp.repeat(jnp.arange(len(rows)), samples)
         cache, logits, rows = take_rows((cache, logits, rows), each)

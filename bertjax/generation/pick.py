@@ -37,7 +37,7 @@ class Pick(NamedTuple):
         return self.temperature > 0
 
     @property
-    def penalises(self) -> bool:
+    def penalizes(self) -> bool:
         return self.repetition_penalty != 1.0
 
 
@@ -53,14 +53,14 @@ def pick_tokens(
     tokens that occurred before; None without a penalty.
     """
     if seen is not None:
-        logits = penalise(logits, seen, pick.repetition_penalty)
+        logits = penalize(logits, seen, pick.repetition_penalty)
     if pick.draws:
         logits = keep_likely(logits / pick.temperature, pick.top_k, pick.top_p)
         logits = logits + gumbel(keys, logits.shape[-1])
     return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
 
-def penalise(scores: jax.Array, seen: jax.Array, penalty: float) -> jax.Array:
+def penalize(scores: jax.Array, seen: jax.Array, penalty: float) -> jax.Array:
     """Lower the scores [..., V] of seen tokens, bool [..., V].
 
     For the scores 2, -1, 3, with the first two seen and a penalty of 2: 1, -2, 3.

@@ -30,7 +30,7 @@ from bertjax.measuring.results import (
     peak_rss_mb,
     spread,
     steps_a_round,
-    summarise,
+    summarize,
 )
 from bertjax.measuring.synthetic_data import (
     Shape,
@@ -147,10 +147,10 @@ class Contender:
             self.process.stdin.close()
         self.process.wait()
 
-    def summarise(self) -> dict[str, Any]:
+    def summarize(self) -> dict[str, Any]:
         """Return the figures of its rounds."""
         return {
-            **summarise(self.facts, self.times, self.peak_rss_mb),
+            **summarize(self.facts, self.times, self.peak_rss_mb),
             "first_step_seconds": self.first_step_seconds,
         }
 
@@ -191,7 +191,7 @@ def compare(
                 one.times.append(one.run(steps))
     key = next(k for k in other.times[0] if k in ours.times[0])
     pairs = zip(ours.times, other.times, strict=True)
-    results, peer_results = ours.summarise(), other.summarise()
+    results, peer_results = ours.summarize(), other.summarize()
     # A loop's rounds include steps that do not count.
     if backend == "cpu" and what != "loop" and all(ours.busy[1:]):
         for one, found in ((ours, results), (other, peer_results)):

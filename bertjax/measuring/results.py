@@ -45,13 +45,13 @@ def steps_a_round(seconds: Seconds) -> int:
     return max(1, math.ceil(ROUND_SECONDS / sum(seconds.values())))
 
 
-def summarise(
+def summarize(
     facts: dict[str, Any], times: list[Seconds], peak: float
 ) -> dict[str, Any]:
     """Return medians over rounds, and the spread of the step.
 
     >>> facts = {"tokens": 100}
-    >>> summarise(facts, [{"step": 0.1}, {"step": 0.2}, {"step": 0.4}], 7.0)
+    >>> summarize(facts, [{"step": 0.1}, {"step": 0.2}, {"step": 0.4}], 7.0)
     {'tokens_per_second': 500.0, 'step_ms': 200.0, 'step_ms_min': 100.0, \
 'step_ms_max': 400.0, 'peak_rss_mb': 7.0}
     """

@@ -23,7 +23,7 @@ from bertjax.models.stacked_layers import run_layers
 from bertjax.models.transformer_layer import (
     MemoryInputs,
     make_attention_inputs,
-    normalise,
+    normalize,
 )
 
 # Folded into the random key, so that dropout differs from the encoder's.
@@ -90,7 +90,7 @@ def apply(
         x = run_layers(layers, own, x, inputs, rng, memory=seen).hidden
         if cfg.final_norm:
             with jax.named_scope("final_norm"):
-                x = normalise(params["decoder"]["final_norm"], cfg, x)
+                x = normalize(params["decoder"]["final_norm"], cfg, x)
         return x
 
 

@@ -19,7 +19,7 @@ from bertjax.models.layer_specs import layer_specs, position_specs
 from bertjax.models.layers import Params, linear_specs, norm_specs
 from bertjax.models.pooling import last_positions, pool
 from bertjax.models.stacked_layers import run_layers
-from bertjax.models.transformer_layer import make_attention_inputs, normalise
+from bertjax.models.transformer_layer import make_attention_inputs, normalize
 
 
 class Encoded(NamedTuple):
@@ -166,7 +166,7 @@ def _apply(
     x, results = run.hidden, run.kept
     if cfg.final_norm:
         with jax.named_scope("final_norm"):
-            x = normalise(params["final_norm"], cfg, x)
+            x = normalize(params["final_norm"], cfg, x)
     pooled = None
     if cfg.pooler:
         with jax.named_scope("pooler"):

@@ -28,7 +28,7 @@ from bertjax.models.transformer_layer import (
     AttentionInputs,
     MemoryInputs,
     make_attention_inputs,
-    normalise,
+    normalize,
 )
 
 Batch = dict[str, jax.Array]
@@ -195,7 +195,7 @@ def run(
     )
     x = result.hidden
     if cfg.final_norm:
-        x = normalise(part["final_norm"], cfg, x)
+        x = normalize(part["final_norm"], cfg, x)
     return cache._replace(layers=result.caches), x
 
 

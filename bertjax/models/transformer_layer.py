@@ -96,7 +96,7 @@ def make_attention_inputs(
     return tuple(inputs)
 
 
-def normalise(params: Params, cfg: EncoderConfig, x: jax.Array) -> jax.Array:
+def normalize(params: Params, cfg: EncoderConfig, x: jax.Array) -> jax.Array:
     """Normalize the last axis of x as the config says."""
     return layer_norm(params, x, cfg.layer_norm_eps, cfg.norm_type)
 
@@ -144,10 +144,10 @@ def apply_layer(
     pre = cfg.norm_position == "pre"
     p = params["mlp"]
     with jax.named_scope("mlp"):
-        y = normalise(p["norm"], cfg, x) if pre else x
+        y = normalize(p["norm"], cfg, x) if pre else x
         y = mlp(p, cfg, y, tap)
         x = x + dropout(y, cfg.hidden_dropout_prob, rngs[2])
-        x = x if pre else normalise(p["norm"], cfg, x)
+        x = x if pre else normalize(p["norm"], cfg, x)
     return x.reshape(b, -1, d), cache
 
 
@@ -231,7 +231,7 @@ def cross_attention(
     keys and values of the memory, they are computed from it and added to the cache.
     """
     heads = (rows, -1, cfg.num_attention_heads, cfg.head_dim)
-    y = normalise(params["norm"], cfg, x) if cfg.norm_position == "pre" else x
+    y = normalize(params["norm"], cfg, x) if cfg.norm_position == "pre" else x
     q = project(params, "query", cfg, y).reshape(heads)
     if cache is not None and cache.memory_key is not None:
         k, v = cache.memory_key.swapaxes(1, 2), cache.memory_value.swapaxes(1, 2)
@@ -258,7 +258,7 @@ def add_attended(
     with jax.named_scope("attention_out"):
         y = linear(params["output"], y, "heads head embed")
         x = residual + dropout(y, cfg.hidden_dropout_prob, rng)
-        return x if cfg.norm_position == "pre" else normalise(params["norm"], cfg, x)
+        return x if cfg.norm_position == "pre" else normalize(params["norm"], cfg, x)
 
 
 def queries_keys_values(
@@ -279,7 +279,7 @@ def queries_keys_values(
     def prepare(x: jax.Array) -> jax.Array:
         if cfg.norm_position != "pre" or "norm" not in params:
             return x
-        y = normalise(params["norm"], cfg, x)
+        y = normalize(params["norm"], cfg, x)
         return jnp.where(depth["is_normed"], y, x) if "is_normed" in depth else y
 
     y = prepare(x)
@@ -314,7 +314,7 @@ def project(params: Params, name: str, cfg: EncoderConfig, x: jax.Array) -> jax.
     """
     y = product(params[name], x, "embed heads head")
     if cfg.qk_norm and name != "value":
-        y = normalise_heads(cfg, y)
+        y = normalize_heads(cfg, y)
     if cfg.attention_scale and name == "query":
         y = y * (cfg.attention_scale * math.sqrt(cfg.head_dim))
     return y
@@ -330,12 +330,12 @@ def first_values(params: Params, cfg: EncoderConfig, x: jax.Array) -> jax.Array:
     x = read_earlier(params, x, Earlier(x if cfg.embedding_skip else None))
     p, y = params["attention"], x.reshape(-1, x.shape[-1])
     if cfg.norm_position == "pre" and "norm" in p:
-        y = normalise(p["norm"], cfg, y)
+        y = normalize(p["norm"], cfg, y)
     with jax.named_scope("first_values"):
         return product(p["value"], y, "embed heads head")
 
 
-def normalise_heads(cfg: EncoderConfig, x: jax.Array) -> jax.Array:
+def normalize_heads(cfg: EncoderConfig, x: jax.Array) -> jax.Array:
     """Divide each head of x [T, H K] by its root mean square."""
     each = x.reshape(-1, cfg.num_attention_heads, cfg.head_dim)
     return layer_norm({}, each, cfg.layer_norm_eps, "rms_norm").reshape(x.shape)

@@ -51,7 +51,7 @@ from bertjax.models.transformer_layer import (
     add_attended,
     cross_attention,
     mlp,
-    normalise,
+    normalize,
 )
 from bertjax.objectives.base import Batch, Objective, Specs, Term
 from bertjax.objectives.token_head import PARAMS, score_in_chunks
@@ -231,7 +231,7 @@ def decode(
     layer = take_layer(params[NAME]["layers"], 0, 1)
     p = layer["attention"]
     pre = cfg.norm_position == "pre"
-    keys = normalise(p["norm"], cfg, text) if pre else text
+    keys = normalize(p["norm"], cfg, text) if pre else text
     packed = "segment_ids" in batch
     real = batch["segment_ids" if packed else "attention_mask"]
     mask = AttentionMask(real, packed, edges=visible)
@@ -245,9 +245,9 @@ def finish(
 ) -> jax.Array:
     """Apply the decoder's MLP `p` and last norm to x [T, D]."""
     pre = cfg.norm_position == "pre"
-    y = mlp(p, cfg, normalise(p["norm"], cfg, x) if pre else x)
+    y = mlp(p, cfg, normalize(p["norm"], cfg, x) if pre else x)
     x = x + dropout(y, cfg.hidden_dropout_prob, rng)
-    return normalise(own["final_norm"] if pre else p["norm"], cfg, x)
+    return normalize(own["final_norm"] if pre else p["norm"], cfg, x)
 
 
 def flops(cfg: EncoderConfig, own: EncoderConfig, specs: Specs) -> float:

@@ -102,10 +102,10 @@ def plot(results: dict[str, Any], file: Path | IO[bytes]) -> None:
         ):
             if key in column:
                 panel.plot(at, column[key], label=label)
-        grey = {"color": "grey", "lw": 0.8}
+        gray = {"color": "gray", "lw": 0.8}
         if results["majority"]:  # a single class has a Matthews correlation of 0
-            left.axhline(results["majority"], **grey, label="largest class")
-        right.axhline(results["uniform_bits"], **grey, label="uniform")
+            left.axhline(results["majority"], **gray, label="largest class")
+        right.axhline(results["uniform_bits"], **gray, label="uniform")
         left.set(title=f"{kind} probe", xlabel="layer", ylabel=results["metric"])
         right.set(title="online code", xlabel="layer", ylabel="bits")
         for panel in (left, right):

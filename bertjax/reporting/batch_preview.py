@@ -40,8 +40,8 @@ def preview_row(
         if cut := int(seen.truncated[row]):
             heading += f", cut by {counted(cut, 'token')}"
         return RowPreview(heading, lines, [(k, html.escape(v)) for k, v in lines])
-    stages, colour = rendering.row_stages(seen, tokenizer, row), sys.stdout.isatty()
-    lines = [(s, rendering.to_text(t, s, colour)) for s, t in stages.items()]
+    stages, color = rendering.row_stages(seen, tokenizer, row), sys.stdout.isatty()
+    lines = [(s, rendering.to_text(t, s, color)) for s, t in stages.items()]
     markup = [(s, rendering.stage_html(t, s)) for s, t in stages.items()]
     for name, text in stream_lines(seen, tokenizer, row):
         lines.append((name, text))

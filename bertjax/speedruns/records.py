@@ -86,7 +86,7 @@ def measure(path: Path, track: Track) -> dict[str, Any]:
     }
 
 
-def summarise(records: Sequence[Record], track: Track) -> dict[str, Any]:
+def summarize(records: Sequence[Record], track: Track) -> dict[str, Any]:
     """Return each score's mean and spread over seeds, and whether targets are met.
 
     reached: whether the mean is better than the track's target with p < 0.01, by

@@ -95,7 +95,7 @@ class SweepScores:
         value = row.get(self.metric)
         return row["step"], math.nan if value is None else value
 
-    def summarise(self) -> dict[str, Any]:
+    def summarize(self) -> dict[str, Any]:
         """Return the decisive scores, their spread, and the best run.
 
         Raises UserError if no run has a finite score.

@@ -8,7 +8,7 @@ from toys import END, TOY, T, V, draw_table, every_text, prompts
 
 from bertjax.generation.beam import Beams, beam_search
 from bertjax.generation.decode import Ends, generate
-from bertjax.generation.pick import Pick, keep_likely, penalise
+from bertjax.generation.pick import Pick, keep_likely, penalize
 
 ROWS = [[1, 2], [3, 4, 1], [2, 2], [4, 3, 2, 1]]
 ENDS = Ends((END,), pad_id=1)
@@ -189,7 +189,7 @@ def test_filters_and_penalty_by_hand():
     kept = np.isfinite(np.asarray(keep_likely(logits, top_p=0.0)))
     assert kept.tolist() == [[False, True, False, False]]
     scores = np.array([[2.0, -1.0, 3.0]], np.float32)
-    less = penalise(scores, np.array([[True, True, False]]), 2.0)
+    less = penalize(scores, np.array([[True, True, False]]), 2.0)
     assert np.asarray(less).tolist() == [[1.0, -2.0, 3.0]]
 
 

@@ -177,7 +177,7 @@ def main(argv):
     metric = f"eval/{next(iter(valid))}/{metric}"
     standings = score_spread.SweepScores(runs, metric, at_best=False, patience=None)
     standings.add(rows)
-    found = standings.summarise() | {"step_seconds": statistics.median(walls)}
+    found = standings.summarize() | {"step_seconds": statistics.median(walls)}
     found |= {"step_cpu_seconds": statistics.median(cpus), "losses": losses}
     if args.out:
         with open(args.out, "w") as file:

@@ -27,7 +27,7 @@ def make_sweep(folder, rates=(2e-5, 3e-5)):
                 for seed, rate in runs
             ]
         )
-    (folder / "sweep.json").write_text(json.dumps(made.summarise()))
+    (folder / "sweep.json").write_text(json.dumps(made.summarize()))
     return folder
 
 

@@ -49,7 +49,7 @@ def test_more_passes_than_allowed(tmp_path):
 
 
 def test_a_target_is_reached_by_its_seeds():
-    found = records.summarise(
+    found = records.summarize(
         [record(s, loss=3.9 + 0.01 * (s == 1)) for s in range(3)], TRACK
     )
     assert found["loss"]["mean"] == pytest.approx(3.9033, abs=1e-4)
@@ -61,14 +61,14 @@ def test_a_target_is_reached_by_its_seeds():
 def test_a_mean_beyond_the_target_may_show_nothing():
     losses = 3.0, 3.95, 4.9
     runs = [record(seed, loss=loss) for seed, loss in enumerate(losses)]
-    found = records.summarise(runs, TRACK)
+    found = records.summarize(runs, TRACK)
     assert found["loss"]["mean"] < 4 and found["loss"]["reached"] is False
     text = "\n".join(records.describe("cpu3h", TRACK, found))
     assert "the target, 4.000, is not shown to be reached: p = 0.47" in text
 
 
 def test_pairs_are_better_when_more():
-    few = records.summarise(
+    few = records.summarize(
         [record(s, pairs=0.5 + s**2 / 1e3) for s in range(3)], TRACK
     )
     assert not few["pairs"]["reached"] and few["pairs"]["p"] > 0.99
@@ -77,7 +77,7 @@ def test_pairs_are_better_when_more():
 @pytest.mark.parametrize("seeds", [[4], [3, 4]])
 def test_fewer_than_three_seeds_show_nothing(seeds):
     runs = [record(seed, minutes=11.0) for seed in seeds]
-    found = records.summarise(runs, TRACK)
+    found = records.summarize(runs, TRACK)
     assert found["pairs"]["reached"] is None and not found["in_time"]
     text = "\n".join(records.describe("cpu3h", TRACK, found))
     assert "than 3 seeds show nothing" in text and "4:" in text
@@ -87,7 +87,7 @@ def test_fewer_than_three_seeds_show_nothing(seeds):
 def test_equal_scores_show_nothing():
     """Their t is undefined or infinite, so that p is null."""
     same = [record(s, pairs=0.5) for s in range(3)]
-    found = records.summarise(same, TRACK)
+    found = records.summarize(same, TRACK)
     assert found["pairs"]["p"] is found["pairs"]["reached"] is None
     text = "\n".join(records.describe("cpu3h", TRACK, found))
     assert "equal scores show nothing" in text

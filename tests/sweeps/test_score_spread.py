@@ -21,7 +21,7 @@ def test_of_losses_the_smallest_is_best():
     rows = [dict(step=2, seed=i, lr=1.0, valid="v", mse=x) for i, x in enumerate("312")]
     rows = [row | {"mse": float(row["mse"])} for row in rows]
     runs = [(row["seed"], 1.0) for row in rows]
-    assert standings(rows, runs, "eval/v/mse").summarise()["best"]["seed"] == 1
+    assert standings(rows, runs, "eval/v/mse").summarize()["best"]["seed"] == 1
 
 
 def test_what_the_objective_minimises_is_known_whatever_its_name():
@@ -34,7 +34,7 @@ def test_what_the_objective_minimises_is_known_whatever_its_name():
             one = dict(step=step, seed=seed, lr=1.0, valid="v", skipped=0)
             made.add([one | {"contrast": value}])
     assert made.ended == {1}
-    found = made.summarise()
+    found = made.summarize()
     assert [row["contrast"] for row in found["runs"]] == [2.0, 2.0]
     assert found["greater_is_better"] == {"contrast": False}
 
@@ -52,10 +52,10 @@ def test_the_best_evaluation_of_each_run_counts_where_it_is_asked_for():
         scored(step=4, valid="v", f1=None, seed=3),
     ]
     runs = [(seed, 1e-3) for seed in range(4)]
-    found = standings(scores, runs, "eval/v/f1").summarise()
+    found = standings(scores, runs, "eval/v/f1").summarize()
     assert found["at"] == "end" and found["best"] == scores[5]
     assert found["runs"] == [scores[i] for i in (2, 5, 7, 8, 3)]
-    found = standings(scores, runs, "eval/v/f1", best=True).summarise()
+    found = standings(scores, runs, "eval/v/f1", best=True).summarize()
     assert found["at"] == "best" and found["best"] == scores[0]
     assert found["runs"] == [scores[i] for i in (0, 4, 6, 8, 1)]
     assert {r["valid"]: (r["n"], r["lost"]) for r in found["spread"]}["v"] == (3, 1)
@@ -96,7 +96,7 @@ def test_sets_have_scores_of_their_own():
         scored(valid="v1", f1=0.8) | {"seed": 1},
     ]
     runs = [(0, 1e-3), (1, 1e-3)]
-    found = standings(rows, runs, "eval/v2/f1").summarise()
+    found = standings(rows, runs, "eval/v2/f1").summarize()
     told = {(r["valid"], r["metric"]): (r["n"], r["lost"]) for r in found["spread"]}
     assert told == {
         ("v2", "best_f1"): (2, 0), ("v2", "f1"): (1, 1), ("v1", "f1"): (2, 0),
@@ -104,12 +104,12 @@ def test_sets_have_scores_of_their_own():
     assert found["best"] == rows[0]
     assert "1 not finite" in "".join(score_spread.describe(found))
     with pytest.raises(UserError, match="v2's f1 is not finite"):
-        standings([rows[2]], runs[1:], "eval/v2/f1").summarise()
+        standings([rows[2]], runs[1:], "eval/v2/f1").summarize()
 
 
 def test_rates_are_written_as_they_were_given():
     """1.25e-5 is not rounded to 1.2e-5, which may be another rate of the sweep."""
     rows = [scored(valid="v", f1=0.5, lr=rate) for rate in (1.25e-5, 1.2e-5)]
-    found = standings(rows, [(0, row["lr"]) for row in rows], "eval/v/f1").summarise()
+    found = standings(rows, [(0, row["lr"]) for row in rows], "eval/v/f1").summarize()
     cells = [line.split()[1] for line in score_spread.describe(found)][1:3]
     assert cells == ["1.25e-05", "1.2e-05"]

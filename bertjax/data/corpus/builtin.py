@@ -224,7 +224,7 @@ def split(documents: list[list[str]]) -> tuple[list[list[str]], list[list[str]]]
     return train, valid
 
 
-def materialise(
+def materialize(
     cache_dir: str | os.PathLike[str], say: Callable[[str], None] = print
 ) -> dict[str, Any]:
     """Create the corpus in `cache_dir`/builtin-docs unless it exists; return its paths.

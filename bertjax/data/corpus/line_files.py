@@ -187,7 +187,7 @@ class BuiltinSource(FileSource):
         """Create the corpus in `cache_dir` if it is missing; return its hash."""
         from bertjax.data.corpus import builtin
 
-        corpus = builtin.materialise(cache_dir, say)
+        corpus = builtin.materialize(cache_dir, say)
         self.path = corpus[self.side]
         return f"builtin:{self.side}:{corpus['hash']}"
 

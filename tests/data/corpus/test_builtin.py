@@ -69,8 +69,8 @@ def small(monkeypatch):
 
 def test_it_is_made_once_and_read_as_a_source(small, tmp_path):
     said = []
-    made = builtin.materialise(tmp_path, said.append)
-    assert builtin.materialise(tmp_path, said.append) == made
+    made = builtin.materialize(tmp_path, said.append)
+    assert builtin.materialize(tmp_path, said.append) == made
     assert len(small) == 1 and "once" in said[0]
     assert sorted(os.listdir(tmp_path)) == ["builtin-docs"]
     meta = json.loads((tmp_path / "builtin-docs" / "meta.json").read_text())
@@ -87,19 +87,19 @@ def test_it_is_made_once_and_read_as_a_source(small, tmp_path):
 
 
 def test_what_is_unfinished_or_damaged_is_made_again(small, tmp_path, monkeypatch):
-    made = builtin.materialise(tmp_path, str)
+    made = builtin.materialize(tmp_path, str)
     with open(made["train"], "a") as file:
         file.write("x")
-    assert builtin.materialise(tmp_path, str) == made and len(small) == 2
+    assert builtin.materialize(tmp_path, str) == made and len(small) == 2
     (tmp_path / "builtin-docs" / "meta.json").write_text("{")
     monkeypatch.setattr(directories.os, "fsync", lambda _: 1 / 0)  # fail while writing
     with pytest.raises(ZeroDivisionError):
-        builtin.materialise(tmp_path, str)
+        builtin.materialize(tmp_path, str)
     assert builtin._read_meta(tmp_path / "builtin-docs") is None
     monkeypatch.undo()
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"data\.cache"):
-        builtin.materialise(tmp_path / "file" / "cache", str)
+        builtin.materialize(tmp_path / "file" / "cache", str)
 
 
 def test_only_base_dependencies_count(monkeypatch):
