@@ -116,6 +116,7 @@ def decoder_config(cfg: EncoderConfig) -> EncoderConfig:
         num_hidden_groups=0,
         num_decoder_layers=0,
         local_attention=0,
+        global_attn_every_n_layers=0,
         first_attention_norm=True,
         embedding_skip=False,
         value_skip=False,

@@ -26,6 +26,7 @@ SHAPES = {
     "bert": {},
     "pre": {"norm_position": "pre", "final_norm": True},
     "albert": {"embedding_size": 8, "num_hidden_groups": 1},
+    "windows": {"local_attention": 4, "global_attn_every_n_layers": 2},
 }
 cases = pytest.mark.parametrize("packed", [False, True])
 
@@ -153,7 +154,13 @@ def test_the_law_of_what_is_seen():
 # ---------------------------------------------------------------- who sees whom
 @pytest.mark.parametrize(
     ("shape", "packed"),
-    [("bert", False), ("bert", True), ("pre", False), ("albert", True)],
+    [
+        ("bert", False),
+        ("bert", True),
+        ("pre", False),
+        ("albert", True),
+        ("windows", False),
+    ],
 )
 def test_the_decoder_sees_what_is_drawn_and_nothing_else(packed, shape):
     """A token changes only the predictions whose queries see it, never its own."""
