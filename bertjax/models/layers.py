@@ -97,11 +97,12 @@ def dot_f32(a: jax.Array, b: jax.Array, i: int, j: int) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def product_f32(x: jax.Array, kernel: jax.Array, axis: int) -> jax.Array:
-    """Contract the last axis of x [..., D] with `axis` of a matrix of x's dtype: f32.
+    """Return the product of x [..., D] with a matrix of x's dtype, f32 [..., V].
 
-    The gradient of the result is rounded to x's dtype before the two products of the
-    backward pass, as an accelerator does with operands of products in any case. Then
-    half as many bytes are stored, and a CPU does not multiply in f32.
+    axis: the axis of D in kernel: 0 for [D, V], 1 for [V, D]. The gradient of the
+    result is rounded to x's dtype before the two products of the backward pass, as a
+    TPU does with operands of products in any case. Then half as many bytes are stored,
+    and a CPU does not multiply in f32.
     """
     return dot_f32(x, kernel, x.ndim - 1, axis)
 
