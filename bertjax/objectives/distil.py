@@ -23,7 +23,7 @@ from bertjax.objectives.piecewise_gradient import add_pieces
 from bertjax.objectives.task_head import real_tokens
 from bertjax.objectives.teacher import Teacher
 from bertjax.objectives.token_head import PARAMS, count_chunks
-from bertjax.parallel.sharding import TEACHER, size_along
+from bertjax.parallel.sharding import TEACHER
 
 # The limit in MB of the student's logits per piece, if model.max_logits_mb is 0. Both
 # models need logits at all tokens; a masked LM alone needs them at about a seventh.
@@ -131,17 +131,18 @@ def logits_divergence(
         whole = heads.mlm_logits(params[PARAMS], params["word"], cfg, hidden)
         return whole[..., :pieces]
 
-    def score(mine: Params, known: Params, *piece: jax.Array) -> jax.Array:
+    def score(
+        mine: Params, known: Params, *piece: jax.Array
+    ) -> tuple[jax.Array, tuple[()]]:
         hidden, states, weights = piece
         student, teacher = logits(own, mine, hidden), logits(theirs, known, states)
         with jax.named_scope("kl_loss"):
-            return kl_divergence(student, teacher, weights, temperature).value
+            return kl_divergence(student, teacher, weights, temperature).value, ()
 
     heads_of = [
         {PARAMS: tree.get(PARAMS, {}), "word": tree["encoder"]["embeddings"]["word"]}
         for _, tree in models
     ]
     limit = dataclasses.replace(own, max_logits_mb=own.max_logits_mb or MOST_MB)
-    rows, length, _ = arrays[0].shape
-    count = count_chunks(limit, -(-rows // size_along("batch")), length)
-    return Sum(add_pieces(score, count, *heads_of, arrays), jnp.sum(arrays[-1]))
+    count = count_chunks(limit, *arrays[-1].shape, cached=True)
+    return Sum(add_pieces(score, count, *heads_of, arrays)[0], jnp.sum(arrays[-1]))

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from bertjax import UserError
 from bertjax.models import heads
+from bertjax.models.attention import device_kind
 from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import Encoded
 from bertjax.models.flops import head_flops
@@ -22,8 +23,12 @@ from bertjax.models.layers import Params
 from bertjax.objectives.base import EVERYWHERE, Batch, Head, Sum
 from bertjax.objectives.losses import cross_entropy, z_loss_of
 from bertjax.objectives.metrics import accuracy
+from bertjax.objectives.piecewise_gradient import add_pieces, cut
 from bertjax.parallel.sharding import size_along
 
+# Logits of this size, in 2^20 bytes, stay in the cache of a CPU's core; the several
+# passes of a softmax over larger ones wait for memory (docs/benchmarks.md).
+CACHED_MB = 8
 PARAMS = "mlm"  # the parameters of the head over the vocabulary; token heads share them
 
 
@@ -122,17 +127,39 @@ def score_tokens(
 
 
 def score_in_chunks(
-    params: Params, cfg: EncoderConfig, arrays: Sequence[jax.Array], *how: Any
+    params: Params,
+    cfg: EncoderConfig,
+    arrays: Sequence[jax.Array],
+    name: str = "mlm",
+    z_loss: float = 0.0,
+    never: int | None = None,
+    evenly: bool = False,
 ) -> dict[str, Sum]:
     """Return the terms of `score_tokens`, computing the logits in pieces.
 
-    arrays: hidden, ids and weights; how: the further arguments of `score_tokens`.
+    arrays: hidden [B, P, D], ids and weights [B, P]; the others: see `score_tokens`.
+    With more than one piece the forward pass computes the gradient as well
+    (piecewise_gradient.py). The z_loss gets its gradient together with the loss then:
+    the term has a value, but no gradient of its own.
     """
+    pieces = count_chunks(cfg, *arrays[1].shape, cached=True)
+    how = name, z_loss, never, evenly
+    if pieces == 1:
+        return score_tokens(params, cfg, *arrays, *how)[0]
 
-    def score(first: jax.Array | None, *arrays: jax.Array) -> tuple[Any, tuple[()]]:
-        return score_tokens(params, cfg, *arrays, *how)[0], ()
+    def score(params: Params, _: Any, *piece: jax.Array) -> tuple[jax.Array, Any]:
+        terms, _ = score_tokens(params, cfg, *piece, *how)
+        value = terms[f"{name}_loss"].value
+        if z_loss:
+            value += z_loss * terms[f"{name}_z_loss"].value
+        return value, terms
 
-    return sum_in_chunks(score, cfg, arrays)[0]
+    word = {"embeddings": {"word": params["encoder"]["embeddings"]["word"]}}
+    own = {PARAMS: params.get(PARAMS, {}), "encoder": word}
+    value, terms = add_pieces(score, pieces, own, None, arrays)
+    loss = terms[f"{name}_loss"]
+    with_gradient = loss.value + (value - jax.lax.stop_gradient(value))
+    return terms | {f"{name}_loss": Sum(with_gradient, loss.weight)}
 
 
 def log_likelihoods_in_chunks(
@@ -169,7 +196,7 @@ def sum_in_chunks(
     values of all slots, [B, P, ...]. The backward pass recomputes the logits.
     """
     b, p = arrays[0].shape[:2]
-    pieces = count_chunks(cfg, -(-b // size_along("batch")), p)
+    pieces = count_chunks(cfg, b, p)
     if pieces == 1:
         return score(None, *arrays)
     wide = -(-p // pieces)
@@ -190,17 +217,19 @@ def sum_in_chunks(
     return total, jax.tree.map(join, each)
 
 
-def cut(x: jax.Array, pieces: int, wide: int) -> jax.Array:
-    """Split x [B, P, ...], padded with zeros, into [pieces, B, wide, ...]."""
-    b, p, *rest = x.shape
-    x = jnp.pad(x, ((0, 0), (0, pieces * wide - p), *((0, 0) for _ in rest)))
-    return x.reshape(b, pieces, wide, *rest).swapaxes(0, 1)
+def count_chunks(
+    cfg: EncoderConfig, rows: int, predictions: int, cached: bool = False
+) -> int:
+    """Return the number of pieces in which f32 logits [rows, P, V] are computed.
 
-
-def count_chunks(cfg: EncoderConfig, rows: int, predictions: int) -> int:
-    """Return the number of pieces in which a device computes its f32 logits
-    [rows, P, V], to stay within cfg.max_logits_mb."""
-    if not cfg.max_logits_mb:
-        return 1
-    size = 4 * rows * predictions * cfg.vocab_size
-    return min(predictions, -(-size // (cfg.max_logits_mb * 2**20)))
+    On each device a piece stays within cfg.max_logits_mb. cached: on a CPU, also within
+    CACHED_MB, as long as a piece has as many predictions as the model is wide: adding
+    up the output matrix's gradient costs more than the cache saves otherwise.
+    """
+    own = -(-rows // size_along("batch")) * predictions
+    size = 4 * own * cfg.vocab_size
+    pieces = -(-size // (cfg.max_logits_mb * 2**20)) if cfg.max_logits_mb else 1
+    if cached and device_kind() == "cpu":
+        wanted = -(-size // (CACHED_MB * 2**20))
+        pieces = max(pieces, min(wanted, own // cfg.embedding_width))
+    return max(1, min(predictions, pieces))

@@ -72,7 +72,8 @@ def test_shapes_that_would_broadcast_are_refused(function, ids, weights):
         function(LOGITS, jnp.zeros(ids, jnp.int32), jnp.ones(weights))
 
 
-def test_logits_in_pieces_change_nothing():
+@pytest.mark.parametrize("name", ["mlm", "mlm:z_loss=0.1"])
+def test_logits_in_pieces_change_nothing(name):
     """Compare loss, accuracy and gradients; the pieces do not divide the slots."""
     cfg = EncoderConfig(
         vocab_size=70_001,
@@ -89,21 +90,42 @@ def test_logits_in_pieces_change_nothing():
         "mlm_ids": 70_000 - jnp.arange(14).reshape(2, 7),
         "mlm_weights": jnp.ones((2, 7)).at[1, 5:].set(0),
     }
-    whole, _ = make_objective("mlm", cfg)
+    whole, _ = make_objective(name, cfg)
     limited = dataclasses.replace(cfg, max_logits_mb=1)
     assert (
         token_head.count_chunks(limited, 2, 7) == 4
         and token_head.count_chunks(cfg, 2, 7) == 1
     )
-    pieces, _ = make_objective("mlm", limited)
+    pieces, _ = make_objective(name, limited)
     params = whole.init(jax.random.key(0))
 
     def run(objective):
         def loss(params):
             sums = objective.sums(params, batch, None)
-            return sums["mlm_loss"].value, sums
+            total = sums["mlm_loss"].value
+            if "mlm_z_loss" in sums:
+                total += 0.1 * sums["mlm_z_loss"].value
+            return total, sums
 
         return jax.jit(jax.grad(loss, has_aux=True))(params)
 
     for a, b in zip(*map(jax.tree.leaves, map(run, (whole, pieces))), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_on_a_cpu_pieces_of_logits_fit_the_cache():
+    cfg = EncoderConfig(
+        vocab_size=2**15,  # 0.125 MB for each prediction
+        hidden_size=128,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+    )
+    wide = dataclasses.replace(cfg, hidden_size=1024)
+    sizes = 32, 16
+    assert token_head.count_chunks(cfg, *sizes, cached=True) == 1  # without a mesh
+    with jax.set_mesh(jax.make_mesh((1,), ("data",))):
+        assert token_head.count_chunks(cfg, *sizes) == 1
+        # 64 MB would be 8 pieces of 8 MB; with 4 each has 128 predictions.
+        assert token_head.count_chunks(cfg, *sizes, cached=True) == 4
+        assert token_head.count_chunks(wide, *sizes, cached=True) == 1
