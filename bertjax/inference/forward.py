@@ -21,6 +21,7 @@ from bertjax.models.nearest import split_rows
 from bertjax.models.pooling import members_of, text_vectors
 from bertjax.models.row_chunks import map_rows
 from bertjax.objectives import token_head
+from bertjax.parallel.cpu_products import onednn_options
 from bertjax.parallel.host_memory import count_cores
 
 __all__ = [
@@ -130,8 +131,14 @@ def make_forward(
     `place_params`.
     """
     cfg = encoder.without_pooler(cfg)
+    is_half = cfg.dtype == "bfloat16"
+    # The other readouts have products in f32 over the vocabulary.
+    if is_half and readout in (hidden_states, pooled_vectors, token_vectors):
+        how = onednn_options()
+    else:
+        how = {}
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=how or None)
     def run(params: Any, batch: Mapping[str, Any]) -> Any:
         chunks = count_cpu_chunks(*batch["input_ids"].shape)
         return map_rows(lambda rows, number: one(params, rows), chunks, batch)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of bfloat16 by oneDNN on CPUs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bertjax.inference import forward
+from bertjax.models.config import EncoderConfig
+from bertjax.models.encoder import init
+from bertjax.parallel import cpu_products
+
+
+@pytest.fixture
+def flags(tmp_path, monkeypatch):
+    """Return write(text), which sets what the processor says that it has."""
+    file = tmp_path / "cpuinfo"
+    monkeypatch.setattr(cpu_products, "CPU_FLAGS", file)
+
+    def write(text):
+        file.write_text(text)
+        cpu_products.onednn_options.cache_clear()
+        forward.make_forward.cache_clear()
+        return cpu_products.onednn_options()
+
+    cache = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    yield write
+    jax.config.update("jax_compilation_cache_dir", cache)
+    cpu_products.onednn_options.cache_clear()
+    forward.make_forward.cache_clear()
+
+
+def test_processors_without_amx_keep_xlas_own_library(flags, tmp_path, monkeypatch):
+    assert flags("flags : avx512f avx512_bf16") == {}
+    monkeypatch.setattr(cpu_products, "CPU_FLAGS", tmp_path / "nothing")
+    cpu_products.onednn_options.cache_clear()
+    assert cpu_products.onednn_options() == {}
+
+
+def test_a_version_without_the_options_keeps_its_own_library(flags, monkeypatch):
+    monkeypatch.setattr(cpu_products, "ONEDNN", {"xla_cpu_no_such_option": True})
+    assert flags("flags : amx_bf16") == {}
+    monkeypatch.setattr(cpu_products, "ONEDNN", {"xla_cpu_enable_fast_min_max": True})
+    assert flags("flags : amx_bf16") == {}  # known, but nothing is of oneDNN then
+
+
+def test_programs_for_the_cache_keep_xlas_own_library(flags, tmp_path):
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    assert flags("flags : amx_bf16") == {}
+
+
+def test_both_libraries_give_the_same_vectors(flags):
+    cfg = EncoderConfig(
+        vocab_size=97,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=128,
+        max_position_embeddings=32,
+        dtype="bfloat16",
+    )
+    params = {"encoder": init(jax.random.key(0), cfg)}
+    draw = np.random.default_rng(0)
+    batch = {
+        "input_ids": jnp.asarray(draw.integers(0, 97, (4, 32))),
+        "sizes": jnp.asarray([32, 5, 17, 1]),
+    }
+
+    def vectors():
+        run = forward.make_forward(cfg, forward.pooled_vectors, "mean", True)
+        return run(forward.place_params(params, cfg), batch)
+
+    flags("")
+    usual = vectors()
+    if not flags("flags : amx_bf16"):
+        pytest.skip("this version of XLA has no oneDNN")
+    np.testing.assert_allclose(vectors(), usual, atol=0.01)
