@@ -32,7 +32,7 @@ from bertjax.inference.embed_texts import Embedder, narrow, open_embedder
 from bertjax.interop.sentence_transformers import Sentences
 from bertjax.parallel.host_memory import keep_freed_memory
 from bertjax.storage import atomic, directories
-from bertjax.storage.paths import expand
+from bertjax.storage.paths import check_writable, expand
 from bertjax.tasks import tables
 from bertjax.tasks.passage_index import WORDS
 from bertjax.tasks.search import MultiVectors, Sparse
@@ -123,6 +123,7 @@ def make_index(args: Any) -> int:
                 "the model's training"
             )
     folder, more = expand(args.index, "--index"), (args.dtype, args.weights)
+    check_writable(folder, f"--index={args.index}")
     todo = args.model, folder, args.text, args.words, args.batch_size
     with directories.lock(folder, "--index", "writes it"):
         embed_index.make_index(*todo, cli.say, *more)

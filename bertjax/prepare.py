@@ -103,7 +103,8 @@ def report_text(
 
 
 def check_table(args: Any) -> Path | None:
-    """Return the file of --similar, or None; refuse flags that do not go with it."""
+    """Return the file of --similar, or None; refuse flags that do not go with it, and
+    a thesaurus that cannot be read."""
     if args.similar is None:
         if args.synonyms is not None:
             raise UserError(f"--synonyms={args.synonyms} needs --similar=FILE to write")
@@ -113,7 +114,10 @@ def check_table(args: Any) -> Path | None:
     if args.synonyms is None:
         find_similar.import_word2vec()
     source = "--synonyms", args.synonyms
-    return atomic.check_out(args.similar, "--similar", source=source)
+    out = atomic.check_out(args.similar, "--similar", source=source)
+    if args.synonyms is not None:
+        find_similar.read_synonyms(args.synonyms, f"--synonyms={args.synonyms}")
+    return out
 
 
 def write_similar(path: Path, synonyms: str | None, prepared: Any) -> None:

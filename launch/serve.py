@@ -70,6 +70,16 @@ def load_stablehlo(folder):
     return card, run
 
 
+def check_programs(folder, card):
+    """Read all programs, which a service otherwise does at the first request."""
+    import jax
+
+    for program in card["programs"]:
+        with reading(program["file"]):
+            stored = bytearray((folder / program["file"]).read_bytes())
+            jax.export.deserialize(stored)
+
+
 def load_onnx(folder, threads=0):
     """Return (card, run); run(input_ids=..., ...) accepts any shape."""
     import onnxruntime
@@ -90,19 +100,39 @@ def load_onnx(folder, threads=0):
     return card, run
 
 
+class Unreadable(Exception):
+    """A file of the directory cannot be read; the message names it."""
+
+
+@contextlib.contextmanager
+def reading(name):
+    """Raise Unreadable for any error."""
+    try:
+        yield
+    except Exception as error:
+        raise Unreadable(f"{name}: {type(error).__name__}: {error}") from error
+
+
 # ---------------------------------------------------------------- texts and answers
 class Server:
     """Answer texts in batches: one thread takes all that wait, up to `most` at once."""
 
     def __init__(self, folder, most, threads):
-        card = json.loads((folder / "card.json").read_text("utf-8"))
+        with reading("card.json"):
+            card = json.loads((folder / "card.json").read_text("utf-8"))
+            if card["format"] not in ("onnx", "stablehlo"):
+                raise ValueError(f"format={card['format']} is unknown here")
         if card["format"] == "onnx":
-            self.card, self.run = load_onnx(folder, threads)
+            with reading(card["file"]):
+                self.card, self.run = load_onnx(folder, threads)
         else:
-            self.card, self.run = load_stablehlo(folder)
+            with reading(card["weights"]):
+                self.card, self.run = load_stablehlo(folder)
+            check_programs(folder, card)
             most = min(most, max(p["batch_size"] for p in card["programs"]))
         self.most, self.waiting = most, queue.SimpleQueue()
-        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        with reading("tokenizer.json"):
+            self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.no_padding()
         longest = card["max_length"]
         if card["format"] == "stablehlo":
@@ -324,6 +354,9 @@ def main():
     parser.add_argument("--batch_size", type=int, default=8, help="texts at once")
     parser.add_argument("--threads", type=int, default=0, help="of onnxruntime")
     flags = parser.parse_args()
+    for name, least in (("batch_size", 1), ("threads", 0)):
+        if getattr(flags, name) < least:
+            parser.error(f"--{name}={getattr(flags, name)}: give {least} or more")
     folder = pathlib.Path(os.path.expanduser(flags.model))
     if not (folder / "card.json").is_file():
         parser.error(f"--model={flags.model}: no card.json; bertjax.convert writes it")
@@ -334,7 +367,9 @@ def main():
     server.daemon_threads = True
     try:
         server.model = Server(folder, flags.batch_size, flags.threads)
-    except Exception as error:  # a damaged or missing file, or a missing package
+    except Unreadable as error:
+        parser.error(f"--model={flags.model}: {error}")
+    except Exception as error:  # such as a missing package
         parser.error(f"--model={flags.model}: {type(error).__name__}: {error}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     print(f"serving http://{flags.host}:{server.server_port}/predict", flush=True)

@@ -353,7 +353,10 @@ def test_unknown_steps_are_refused(exported, text, tmp_path):
             run(theirs, text, tmp_path / "a.npy")
     (theirs / "modules.json").write_text(json.dumps(listed))
     pooling = theirs / "1_Pooling/config.json"
-    for told, word in [({"pooling_mode": ["mean", "max"]}, "mean.max"), ([], "JSON")]:
+    for told, word in [
+        ({"pooling_mode": ["mean", "max"]}, "mean.max"),
+        ([], "1_Pooling: config.json"),
+    ]:
         pooling.write_text(json.dumps(told))
         with pytest.raises(UserError, match=word):
             run(theirs, text, tmp_path / "a.npy")

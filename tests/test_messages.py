@@ -9,6 +9,8 @@ from bertjax import (
     counted,
     embed,
     fill_mask,
+    predict,
+    prepare,
     probe,
     registry,
     show,
@@ -164,6 +166,22 @@ CASES = {
     "no place": (
         lambda: train.main([SMOKE, "--workdir=/proc/x"]),
         "--workdir=/proc/x cannot be written: nothing can be made in /proc",
+    ),
+    "no place for answers": (
+        lambda: predict.main(["--model=run", "--input=one.tsv", "--out=/proc/x"]),
+        "--out=/proc/x cannot be written: nothing can be made in /proc",
+    ),
+    "no place for a model": (
+        lambda: convert.main(["--from=hf", "--to=/proc/x/y"]),
+        "--to=/proc/x/y cannot be written: nothing can be made in /proc",
+    ),
+    "no place for an index": (
+        lambda: embed.main(["--model=hf", "--text=one.tsv", "--index=/proc/x"]),
+        "--index=/proc/x cannot be written: nothing can be made in /proc",
+    ),
+    "no thesaurus": (
+        lambda: prepare.main([SMOKE, "--similar=new.txt", "--synonyms=missing.txt"]),
+        "--synonyms=missing.txt: cannot be read",
     ),
     "a text and no file": (
         lambda: embed.main(["--model=x", "--text=" + "a text " * 50, "--out=x.npy"]),

@@ -70,6 +70,22 @@ def test_a_retriever_begins_from_it(run, tmp_path, capsys):
     assert "missing" not in said
 
 
+@pytest.mark.slow
+def test_a_modern_encoder_trains(command, wanted, tmp_path):
+    """Rotary positions, packed rows and no biases; its vectors open as an encoder's."""
+    given = ["--config=modern.py:tiny", "--config.objective=retromae", *wanted[1:]]
+    given += ["--config.data.mask_unit=word", "--config.batch_size=8"]
+    given += ["--config.data.packed=True", "--config.log.every.steps=1"]
+    workdir = tmp_path / "run"
+    succeeded(command("train", *given, f"--workdir={workdir}"))
+    losses = train_losses(workdir)
+    assert np.mean(losses[-3:]) < np.mean(losses[:3])
+    text, out = tmp_path / "lines.txt", tmp_path / "vectors.npy"
+    text.write_text("An object is an instance of a class.\nNames are bound.\n")
+    embed.main([f"--model={workdir}", f"--text={text}", f"--out={out}"])
+    assert np.isfinite(np.load(out)).all()
+
+
 def test_show_counts_the_masks(wanted, capsys):
     capsys.readouterr()
     show.main([*wanted, "--json"])

@@ -167,11 +167,40 @@ def test_a_directory_that_cannot_be_served(serve, tmp_path, monkeypatch, capsys)
     """It is refused in one line, whatever is wrong with it."""
     command = ["serve.py", f"--model={tmp_path}", "--port=0"]
     monkeypatch.setattr(sys, "argv", command)
-    for card in ("{", "{}"):
+    program = {"file": "a.jaxexport", "batch_size": 1, "length": 8}
+    whole = {"format": "stablehlo", "weights": "w", "programs": [program]}
+    cards = "{", "{}", "[]", '{"format": "tflite"}', json.dumps(whole)
+    for card in cards:
         (tmp_path / "card.json").write_text(card)
         with pytest.raises(SystemExit, match="2"):
             serve.main()
-        assert f"error: --model={tmp_path}: " in capsys.readouterr().err
+        at_fault = "w" if card == cards[-1] else "card.json"
+        assert f"error: --model={tmp_path}: {at_fault}: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"no program", None])
+def test_programs_are_read_before_the_service_begins(
+    content, serve, tmp_path, monkeypatch, capsys
+):
+    """And not at the first request, which then failed."""
+    program = {"file": "a.jaxexport", "batch_size": 1, "length": 8}
+    card = {"format": "stablehlo", "weights": "w", "programs": [program]}
+    (tmp_path / "card.json").write_text(json.dumps(card))
+    (tmp_path / "w").write_bytes((2).to_bytes(8, "little") + b"{}")
+    if content:
+        (tmp_path / "a.jaxexport").write_bytes(content)
+    monkeypatch.setattr(sys, "argv", ["serve.py", f"--model={tmp_path}", "--port=0"])
+    with pytest.raises(SystemExit, match="2"):
+        serve.main()
+    assert f"error: --model={tmp_path}: a.jaxexport: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--batch_size=0", "--threads=-1"])
+def test_senseless_numbers_are_refused(flag, serve, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["serve.py", f"--model={tmp_path}", flag])
+    with pytest.raises(SystemExit, match="2"):
+        serve.main()
+    assert f"error: {flag}: give " in capsys.readouterr().err
 
 
 def test_a_question_without_a_context_has_no_answer(serve):

@@ -20,7 +20,7 @@ from bertjax.interop.sentence_transformers import (
     sentence_options,
 )
 from bertjax.storage import directories
-from bertjax.storage.paths import expand
+from bertjax.storage.paths import check_writable, expand
 from bertjax.tasks import hf_task_config
 from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks.task_type import get_task_type
@@ -29,7 +29,8 @@ Read = Callable[[], dict[str, Any]]  # reads parameters: numpy arrays
 
 
 def check_target(target: str, what: str) -> Path:
-    """Return where to write, with links resolved. Raises UserError unless it is new."""
+    """Return where to write, with links resolved. Raises UserError unless it is new
+    and can be written."""
     if "://" in target:
         raise UserError(f"{what}: it is written to a disk of this machine")
     try:
@@ -38,6 +39,7 @@ def check_target(target: str, what: str) -> Path:
             raise UserError(f"{what} exists already")
     except (OSError, RuntimeError) as e:
         raise UserError(f"{what} cannot be written: {e}") from e
+    check_writable(real, what)
     return real
 
 

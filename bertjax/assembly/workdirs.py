@@ -2,7 +2,6 @@
 """Compare what a workdir contains with the config of a command."""
 
 import json
-import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from bertjax.checkpoints import manifest, workdir, workdir_kinds
 from bertjax.config import serialize
 from bertjax.interop import hf_directories
 from bertjax.storage.atomic import is_remote, write_file
+from bertjax.storage.paths import check_writable
 from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks.tables import Say
 
@@ -41,16 +41,7 @@ def check_place(path: Any) -> None:
             f"--config.init_from={path}"
         )
     if not is_remote(path):
-        parent = next(p for p in (path, *path.parents) if p.exists())
-        try:
-            # Create and remove a directory: permissions alone prove
-            # nothing, e.g. in /proc.
-            tempfile.TemporaryDirectory(prefix=".bertjax-", dir=parent).cleanup()
-        except OSError as e:
-            why = f"nothing can be made in {parent}"
-            if not isinstance(e, FileNotFoundError):
-                why += f" ({e.strerror})"
-            raise UserError(f"--workdir={path} cannot be written: {why}") from e
+        check_writable(path, f"--workdir={path}")
 
 
 def check_workdir(path: Any, config: ConfigDict, allow_change: bool) -> None:

@@ -150,9 +150,9 @@ def read(directory: Path, where: str) -> Sentences:
             kind = "sparse"
     elif kinds == TOKENS:
         options = _options(directory, paths, where)
-        mask = read_tensors.read_json(
-            directory / os.path.basename(paths[2]) / "config.json", where
-        )
+        folder = os.path.basename(paths[2])
+        path = directory / folder / "config.json"
+        mask = read_tensors.read_json(path, f"{where}: {folder}")
         usual = {"bias": False, "activation_function": IDENTITY, "use_residual": False}
         plain = all(options.get(key, value) == value for key, value in usual.items())
         left = mask.get("skiplist_words") or mask.get("keep_only_token_ids")
@@ -199,7 +199,8 @@ def _options(directory: Path, paths: list[str], where: str) -> dict[str, Any]:
     if model or os.path.basename(folder) != folder or folder in ("", ".", ".."):
         path = model or folder
         raise UserError(f"{where}: {MODULES}: the path {path!r} leads elsewhere")
-    return read_tensors.read_json(directory / folder / "config.json", where)
+    path = directory / folder / "config.json"
+    return read_tensors.read_json(path, f"{where}: {folder}")
 
 
 def read_projection(directory: Path, where: str) -> np.ndarray:

@@ -11,7 +11,6 @@ from bertjax.models.initializers import draw_params
 from bertjax.models.layers import (
     Params,
     activate,
-    dot_f32,
     draw,
     dropout,
     layer_norm,
@@ -19,6 +18,7 @@ from bertjax.models.layers import (
     linear_specs,
     norm_specs,
     product_f32,
+    product_f32_transposed,
 )
 from bertjax.models.pooling import normalize_vectors
 from bertjax.models.row_chunks import count_row_chunks, map_rows
@@ -77,7 +77,8 @@ def log_likelihoods(
     """
     with jax.named_scope("mlm_head"):
         x = before_matrix(params, cfg, x)
-        logits = dot_f32(params.get("decoder", word).astype(x.dtype), x, 1, 1)
+        table = params.get("decoder", word).astype(x.dtype)
+        logits = product_f32_transposed(x, table)
         logits = finish_logits(params, cfg, logits, 0)
         if never is not None:
             logits = jnp.where(

@@ -118,6 +118,28 @@ def _product_f32_backward(axis, saved, dy):
 product_f32.defvjp(lambda *args: (product_f32(*args), args[:2]), _product_f32_backward)
 
 
+@jax.custom_vjp
+def product_f32_transposed(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Return the transpose of product_f32(x, kernel, 1), f32 [V, T], for x [T, D].
+
+    Its gradients are those of product_f32.
+    """
+    return dot_f32(kernel, x, 1, 1)
+
+
+def _product_f32_transposed_backward(saved, dy):
+    x, kernel = saved
+    dy = dy.astype(x.dtype)
+    rows = store_rows(dy.T) if dy.dtype == jnp.bfloat16 else dy.T
+    return rows @ kernel, dot_f32(dy, x, 1, 0).astype(kernel.dtype)
+
+
+product_f32_transposed.defvjp(
+    lambda *args: (product_f32_transposed(*args), args),
+    _product_f32_transposed_backward,
+)
+
+
 def sum_products(x: jax.Array, y: jax.Array) -> jax.Array:
     """Return x^T y, f32 [M, N], for x [T, M] and y [T, N] of one dtype."""
     if x.dtype != jnp.bfloat16:

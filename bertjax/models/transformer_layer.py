@@ -56,10 +56,13 @@ class MemoryInputs(NamedTuple):
     """What the cross-attention reads besides hidden states.
 
     hidden: [B, S, D] of the encoder; None if all layers have its keys in a cache.
+    rope: rotary positions of the queries and of the memory, which has S = T tokens
+    then; None if there are none.
     """
 
     mask: AttentionMask
     hidden: jax.Array | None
+    rope: Rope | None = None
 
 
 def make_attention_inputs(
@@ -226,9 +229,10 @@ def cross_attention(
 ) -> tuple[jax.Array, LayerCache | None]:
     """Attend from x [B T, D], which has `rows` rows, to the memory: [B T, D].
 
-    There are no rotary or relative positions. The backend is "xla" whatever
-    cfg.attention says, because kernels need a query for each key. If the cache has no
-    keys and values of the memory, they are computed from it and added to the cache.
+    There are no relative positions, and rotary ones only if the memory has them. The
+    backend is "xla" whatever cfg.attention says, because kernels need a query for each
+    key. If the cache has no keys and values of the memory, they are computed from it
+    and added to the cache.
     """
     heads = (rows, -1, cfg.num_attention_heads, cfg.head_dim)
     y = normalize(params["norm"], cfg, x) if cfg.norm_position == "pre" else x
@@ -241,6 +245,8 @@ def cross_attention(
         if cache is not None:
             kept = {"memory_key": k.swapaxes(1, 2), "memory_value": v.swapaxes(1, 2)}
             cache = cache._replace(**kept)
+    if memory.rope is not None:
+        q, k = (apply_rope(y, memory.rope) for y in (q, k))
     with jax.named_scope("cross_attention"):
         rate = cfg.attention_probs_dropout_prob
         y = attend(q, k, v, memory.mask, rate, rng)

@@ -12,7 +12,10 @@ the keys and values are H2,
 
 Query i attends to the first position of H2 and to a subset of the others that is drawn
 for i separately, and never contains i. The head over the vocabulary is the masked LM's;
-the embeddings are the encoder's.
+the embeddings are the encoder's. With rotary positions there is no p: each query of H1
+is h, and queries and keys are rotated by their positions in the sequence, as in the
+encoder's layers that attend to all tokens. Which word a query asks for then shows only
+in how it weighs the others by their distance, and not in its own vector.
 
 The subset consists of whole words: each word is hidden independently with probability
 decoder_rate. Special tokens are always visible, as in the authors' code. (Their code
@@ -30,7 +33,7 @@ from bertjax import UserError
 from bertjax.models import encoder, heads
 from bertjax.models.attention_mask import AttentionMask
 from bertjax.models.config import EncoderConfig
-from bertjax.models.embeddings import embed
+from bertjax.models.embeddings import embed, rope_angles
 from bertjax.models.flops import encoder_flops, flops_per_token, head_flops
 from bertjax.models.layer_specs import layer_specs
 from bertjax.models.layers import (
@@ -77,17 +80,17 @@ def make_objective(
     decoder_rate: the probability that a word is hidden from a query of the decoder
     (published: 0.5 to 0.7). decoder_weight: the factor of the decoder's loss. Raises
     UserError for a rate outside (0, 1], a factor that is not positive, and an encoder
-    without a table of positions or with causal attention.
+    without positions (a table or rotary ones) or with causal attention.
     """
     if not 0 < decoder_rate <= 1 or decoder_weight <= 0:
         raise UserError(
             f"objective: retromae's decoder_rate={decoder_rate} must be a share, more "
             f"than 0 and at most 1, and decoder_weight={decoder_weight} more than 0"
         )
-    if cfg.position_embedding_type != "absolute":
+    if cfg.position_embedding_type == "none":
         raise UserError(
-            f"model.position_embedding_type={cfg.position_embedding_type}: the decoder "
-            'of objective=retromae asks by a table of positions: set "absolute"'
+            "model.position_embedding_type=none: the decoder of objective=retromae "
+            'asks by position: set "absolute" or "rope"'
         )
     if cfg.is_decoder:
         raise UserError(
@@ -117,6 +120,7 @@ def decoder_config(cfg: EncoderConfig) -> EncoderConfig:
         num_decoder_layers=0,
         local_attention=0,
         global_attn_every_n_layers=0,
+        local_rope_theta=0.0,
         first_attention_norm=True,
         embedding_skip=False,
         value_skip=False,
@@ -223,10 +227,14 @@ def decode(
     b, length, d = text.shape
     places = batch.get("position_ids", count_up(length)[None])
     text = jnp.where((places == 0)[..., None], vectors, text)
-    position = lookup(embeddings["position"], places + cfg.position_offset)
-    if cfg.embedding_size:
-        position = linear(embeddings["projection"], position.astype(cfg.dtype))
-    x = (vectors + position).astype(cfg.dtype)
+    x, rope = vectors, None
+    if cfg.position_embedding_type == "rope":
+        rope = rope_angles(places, cfg.head_dim, cfg.rope_theta)
+    else:
+        position = lookup(embeddings["position"], places + cfg.position_offset)
+        if cfg.embedding_size:
+            position = linear(embeddings["projection"], position.astype(cfg.dtype))
+        x = (x + position).astype(cfg.dtype)
     x = constrain(jnp.broadcast_to(x, text.shape), "batch length embed")
     x = x.reshape(-1, d)
     layer = take_layer(params[NAME]["layers"], 0, 1)
@@ -236,7 +244,7 @@ def decode(
     packed = "segment_ids" in batch
     real = batch["segment_ids" if packed else "attention_mask"]
     mask = AttentionMask(real, packed, edges=visible)
-    y, _ = cross_attention(p, cfg, x, b, MemoryInputs(mask, keys), rngs[0], None)
+    y, _ = cross_attention(p, cfg, x, b, MemoryInputs(mask, keys, rope), rngs[0], None)
     x = add_attended(p, cfg, x, y, rngs[1])
     return finish(params[NAME], layer["mlp"], cfg, x, rngs[2]).reshape(b, length, d)
 

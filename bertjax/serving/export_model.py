@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from bertjax import UserError
 from bertjax.assembly.models import LoadedModel
 from bertjax.assembly.save_model import check_target
+from bertjax.serving.onnx_int8 import KINDS
 from bertjax.storage import directories
 
 FORMATS = ("stablehlo", "onnx")
@@ -16,8 +17,8 @@ FORMATS = ("stablehlo", "onnx")
 class Options(NamedTuple):
     """How a model is exported; empty lists, "" and 0 mean that the option is not given.
 
-    batch_sizes, lengths: of StableHLO's programs; quantize: "int8" or "uint8", for
-    ONNX; gate: rows by which that is judged; vectors: whether to serve vectors of a
+    batch_sizes, lengths: of StableHLO's programs; quantize: a key of onnx_int8.KINDS,
+    for ONNX; gate: rows by which that is judged; vectors: whether to serve vectors of a
     model with a head.
     """
 
@@ -39,8 +40,8 @@ def check_options(format: str, options: Options) -> None:
             raise UserError(f"--{name} needs --format=onnx: leave it out")
     if options.vectors and format not in FORMATS:
         raise UserError(f"--vectors has no effect with --format={format}: leave it out")
-    if options.quantize not in ("", "int8", "uint8"):
-        raise UserError(f"--quantize={options.quantize}: give int8 or uint8")
+    if options.quantize not in ("", *KINDS):
+        raise UserError(f"--quantize={options.quantize}: give {' or '.join(KINDS)}")
     if options.quantize and not options.gate:
         raise UserError(
             f"--quantize={options.quantize} needs --gate=ROWS: labelled rows of the "

@@ -27,7 +27,7 @@ class Judged(NamedTuple):
 
     metric: str
     float32: float
-    int8: float
+    small: float
     count: int
     unit: str
 
@@ -46,22 +46,26 @@ class Gate(NamedTuple):
     rows: str
     score: Callable[[Predict], Judged]
 
-    def check(self, predict: Predict) -> dict[str, Any]:
-        """Return the fields of Judged; raise UserError if the metric falls too much."""
+    def check(self, predict: Predict, kind: str) -> dict[str, Any]:
+        """Return what was judged; raise UserError if the metric falls too much.
+
+        kind: that of the export's weights, in messages and in the result, which has the
+        fields of Judged: {"metric": ..., "float32": 1.0, "uint8": 0.99, ...}.
+        """
         found = self.score(predict)
         figures = (
             f"{found.metric} over {found.count:,} {found.unit} is {found.float32:.4f} "
-            f"in float32, {found.int8:.4f} in int8"
+            f"in float32, {found.small:.4f} in {kind}"
         )
         if not found.float32 > 0:
             raise UserError(f"{KEY}={self.rows}: {figures}: it judges nothing")
-        if not found.int8 >= found.float32 * (1 - MOST):
+        if not found.small >= found.float32 * (1 - MOST):
             raise UserError(
                 f"{KEY}={self.rows}: {figures}, which is more than {MOST:.1%} less: "
                 "nothing is written"
             )
         cli.say(figures)
-        return found._asdict()
+        return {kind if k == "small" else k: v for k, v in found._asdict().items()}
 
 
 def open_gate(

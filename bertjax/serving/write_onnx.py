@@ -54,8 +54,8 @@ def write_onnx(
 ) -> dict[str, Any]:
     """Write onnx/model.onnx, tokenizer, configs and card.json; return the card.
 
-    kind: "" for float32 weights; int8 or uint8, on which the gate decides. Raises
-    UserError if the gate refuses, and for what ONNX cannot represent.
+    kind: "" for float32 weights; or a key of onnx_int8.KINDS, on which the gate
+    decides. Raises UserError if the gate refuses, and for what ONNX cannot represent.
     """
     from bertjax.serving.jaxpr_to_onnx import convert
 
@@ -77,7 +77,7 @@ def write_onnx(
         "bytes": path.stat().st_size,
     }
     if gate:
-        facts["gate"] = gate.check(predict)
+        facts["gate"] = gate.check(predict, kind)
     batches = compared_batches(model, served)
     facts["largest_difference"] = largest_difference(served, predict, batches)
     write_surroundings(folder, model, served)

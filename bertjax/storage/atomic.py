@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from bertjax import UserError
-from bertjax.storage.paths import expand
+from bertjax.storage.paths import check_writable, expand
 
 
 def is_remote(path: Any) -> bool:
@@ -88,8 +88,8 @@ def check_out(
 
     ending: the required suffix of its name, in upper or lower case. source: the flag of
     the input, and its value: comma-separated files and patterns, each with an optional
-    name; or a sequence of files. Raises UserError if the path cannot be such a file, or
-    if it is one of the input files.
+    name; or a sequence of files. Raises UserError if the path cannot be such a file, if
+    it is one of the input files, or if its directory cannot be written.
     """
     out = expand(name, flag)
     if is_remote(name):
@@ -100,6 +100,8 @@ def check_out(
         )
     if out.is_dir():
         raise UserError(f"{flag}={name} is a directory: name a file in it")
+    if (out.exists() and not out.is_file()) or out.absolute().parent == Path("/dev"):
+        raise UserError(f"{flag}={name} is a device or pipe, which it would replace")
     if not out.parent.is_dir():
         raise UserError(
             f"{flag}={name} cannot be written: {out.parent} is not a directory"
@@ -110,6 +112,7 @@ def check_out(
     if out.exists() and any(map(out.samefile, files)):
         what = read if is_text and _exists(value) else f"a file of {read}"
         raise UserError(f"{flag}={name} is {what}, which it would replace")
+    check_writable(out.parent, f"{flag}={name}")
     return out
 
 

@@ -27,6 +27,21 @@ SHAPES = {
     "pre": {"norm_position": "pre", "final_norm": True},
     "albert": {"embedding_size": 8, "num_hidden_groups": 1},
     "windows": {"local_attention": 4, "global_attn_every_n_layers": 2},
+    "rope": {"position_embedding_type": "rope"},
+    "modernbert": {
+        "position_embedding_type": "rope",
+        "rope_theta": 160_000.0,
+        "local_rope_theta": 10_000.0,
+        "local_attention": 4,
+        "global_attn_every_n_layers": 2,
+        "norm_position": "pre",
+        "first_attention_norm": False,
+        "final_norm": True,
+        "norm_bias": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "mlp_type": "glu",
+    },
 }
 cases = pytest.mark.parametrize("packed", [False, True])
 
@@ -160,6 +175,8 @@ def test_the_law_of_what_is_seen():
         ("pre", False),
         ("albert", True),
         ("windows", False),
+        ("rope", True),
+        ("modernbert", False),
     ],
 )
 def test_the_decoder_sees_what_is_drawn_and_nothing_else(packed, shape):
@@ -192,6 +209,47 @@ def test_the_vector_is_in_every_prediction(packed):
     ids = np.where(batch["retromae_ids"] == 2, 7, batch["retromae_ids"])
     after = run({**batch, "retromae_ids": ids}, vectors, seen)
     np.testing.assert_array_equal(after, run(batch, vectors, seen))
+
+
+def test_rotary_positions_order_the_words():
+    """A query tells the words that it sees apart by their distance from itself: the
+    prediction changes if two of them trade places or if the query moves."""
+    batch = make_batch()
+    vectors, run = vectors_of(batch), decoder("rope")
+    ids = batch["retromae_ids"]
+    ids[:, 4], ids[:, 6] = 5, 9
+    ids[:, 12], ids[:, 14] = ids[:, 10], ids[:, 10]
+    seen = np.zeros((B, L, L), bool)
+    seen[:, :, [0, 4, 6]] = True
+    before = run(batch, vectors, seen)
+    swapped = ids.copy()
+    swapped[:, [4, 6]] = ids[:, [6, 4]]
+    after = run({**batch, "retromae_ids": swapped}, vectors, seen)
+    full = batch["attention_mask"].all(axis=1)
+    assert full.any()
+    # Also for the query between them: it is as far from both, but on another side.
+    assert (np.abs(after - before).max(axis=-1) > 1e-6)[full].all()
+    # Queries have the same vector, and see the same words: only their place differs.
+    assert (np.abs(before[:, 12] - before[:, 14]).max(axis=-1) > 1e-6)[full].all()
+
+
+def test_rotary_positions_are_of_the_sequence():
+    """A packed sequence gets the predictions that it gets in a row of its own."""
+    batch, run = make_batch(packed=True), decoder("rope")
+    vectors, seen = vectors_of(batch), visible_of(batch)
+    before = run(batch, vectors, seen)
+    for row, segments in enumerate(batch["segment_ids"]):
+        (at,) = np.nonzero(segments == 2)
+        alone = {
+            name: np.zeros((B, L), np.int32)
+            for name in ("retromae_ids", "attention_mask", "token_type_ids")
+        }
+        alone["retromae_ids"][0, : len(at)] = batch["retromae_ids"][row, at]
+        alone["attention_mask"][:, : len(at)] = 1
+        visible = np.ones((B, L, L), bool)
+        visible[0, : len(at), : len(at)] = seen[row][np.ix_(at, at)]
+        after = run(alone, np.repeat(vectors[row, at[:1]][None], B, 0), visible)
+        np.testing.assert_allclose(after[0, : len(at)], before[row, at], atol=1e-5)
 
 
 @cases
@@ -276,7 +334,7 @@ def test_it_learns_to_write_by_the_vector():
     [
         ("retromae:decoder_rate=0.0", {}, "decoder_rate=0.0 must be a share"),
         ("retromae:decoder_weight=0.0", {}, "decoder_weight=0.0 more than 0"),
-        ("retromae", {"position_embedding_type": "rope"}, "a table of positions"),
+        ("retromae", {"position_embedding_type": "none"}, '"absolute" or "rope"'),
         ("retromae", {"is_decoder": True}, "set model.is_decoder=False"),
         ("retromae+nsp", {}, "stands alone"),
     ],

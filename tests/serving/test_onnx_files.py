@@ -188,7 +188,7 @@ def test_8_bits(kind, vocabulary, texts, tmp_path):
     assert facts["quantize"] == kind
     assert facts["bytes"] < 0.29 * whole["bytes"]  # the model is small
     assert facts["gate"]["metric"] == "cosine"
-    assert 0.995 < facts["gate"]["int8"] <= 1 + 1e-6
+    assert 0.995 < facts["gate"][kind] <= 1 + 1e-6
     assert facts["gate"]["count"] == 2
     assert facts["largest_difference"] < 0.4
 
@@ -207,14 +207,17 @@ def test_8_bits(kind, vocabulary, texts, tmp_path):
     assert head["bytes"] - facts["bytes"] < 0.2 * facts["bytes"]
 
 
-def test_the_gate_refuses_what_lost_too_much(vocabulary, texts, tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["int8", "uint8"])
+def test_the_gate_refuses_what_lost_too_much(
+    kind, vocabulary, texts, tmp_path, monkeypatch
+):
     from bertjax.serving import onnx_int8
 
     monkeypatch.setattr(onnx_int8, "LEVELS", 1)  # -1, 0 and 1
     model = small.small_model(vocabulary)
-    options = Options(quantize="int8", gate=str(texts), vectors=True)
-    words = r"cosine over 2 texts is 1.0000 in float32, 0\.\d+ in int8.*nothing is writ"
-    with pytest.raises(UserError, match=words):
+    options = Options(quantize=kind, gate=str(texts), vectors=True)
+    words = r"cosine over 2 texts is 1.0000 in float32, 0\.\d+ in"
+    with pytest.raises(UserError, match=rf"{words} {kind}, .*nothing is written"):
         export_model(str(tmp_path / "out"), "onnx", model, "--from=x", options)
     assert not (tmp_path / "out").exists()
 
@@ -274,11 +277,13 @@ def test_the_gate_scores_a_task(vocabulary, tmp_path, monkeypatch):
             found = served.run(served.params, batch)
             return {name: factor * np.asarray(x) for name, x in found.items()}
 
-        return gate.open_gate(str(path), model, served, "--from=x").check(predict)
+        opened = gate.open_gate(str(path), model, served, "--from=x")
+        return opened.check(predict, "uint8")
 
-    wanted = dict(metric="accuracy", float32=1.0, int8=1.0, count=4, unit="rows")
+    wanted = dict(metric="accuracy", float32=1.0, uint8=1.0, count=4, unit="rows")
     assert times(2) == wanted
-    with pytest.raises(UserError, match=r"rows is 1\.0000 in float32, 0\.0000 in int8"):
+    words = r"rows is 1\.0000 in float32, 0\.0000 in uint8"
+    with pytest.raises(UserError, match=words):
         times(-1)
 
 

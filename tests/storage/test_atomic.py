@@ -105,3 +105,15 @@ def test_what_is_read_is_not_replaced(value, tmp_path):
         f"{tmp_path}/c.txt", "--out", "", ("--text", value.format(tmp_path))
     )
     assert new == tmp_path / "c.txt"
+
+
+def test_an_output_that_cannot_be_written_is_refused_at_once(tmp_path):
+    """Not after the work, and nothing is left of the attempt; a device stays one."""
+    with pytest.raises(UserError, match="nothing can be made in /proc"):
+        atomic.check_out("/proc/x.jsonl", "--out")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("/dev/null", "/dev/stdout", f"{tmp_path}/pipe"):
+        with pytest.raises(UserError, match=f"--out={name} is a device or pipe"):
+            atomic.check_out(name, "--out")
+    atomic.check_out(f"{tmp_path}/new.jsonl", "--out")
+    assert os.listdir(tmp_path) == ["pipe"]
