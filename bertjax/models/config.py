@@ -175,8 +175,9 @@ class EncoderConfig:
     # tokenizer's number of pieces; imported models predict all rows.
     pieces: int = 0
     # Largest f32 logits per device in a masked LM's step, in MB (2^20 bytes). Larger
-    # ones are computed in chunks, and again in the backward pass. From chunks ELECTRA's
-    # generator samples the same ids, except where rounding decides. 0: no limit.
+    # ones are computed in chunks, with their gradient or again in the backward pass.
+    # From chunks ELECTRA's generator samples the same ids, except where rounding
+    # decides. 0: no limit.
     max_logits_mb: int = 0
 
     def __post_init__(self) -> None:
