@@ -21,7 +21,7 @@ from bertjax.models.nearest import split_rows
 from bertjax.models.pooling import members_of, text_vectors
 from bertjax.models.row_chunks import map_rows
 from bertjax.objectives import token_head
-from bertjax.parallel.cpu_products import onednn_options
+from bertjax.parallel.cpu_products import FAST_MAX, onednn_options
 from bertjax.parallel.host_memory import count_cores
 
 __all__ = [
@@ -131,14 +131,8 @@ def make_forward(
     `place_params`.
     """
     cfg = encoder.without_pooler(cfg)
-    is_half = cfg.dtype == "bfloat16"
-    # The other readouts have products in f32 over the vocabulary.
-    if is_half and readout in (hidden_states, pooled_vectors, token_vectors):
-        how = onednn_options()
-    else:
-        how = {}
 
-    @functools.partial(jax.jit, compiler_options=how or None)
+    @functools.partial(jax.jit, compiler_options=compiler_options(cfg, readout))
     def run(params: Any, batch: Mapping[str, Any]) -> Any:
         chunks = count_cpu_chunks(*batch["input_ids"].shape)
         return map_rows(lambda rows, number: one(params, rows), chunks, batch)
@@ -155,6 +149,20 @@ def make_forward(
         return readout(params, cfg, hidden, batch, *options)
 
     return run
+
+
+def compiler_options(cfg: Any, readout: Callable[..., Any]) -> dict[str, Any] | None:
+    """Return the compiler options of `make_forward`, None for the usual ones.
+
+    They are for models in bfloat16 whose readout has no products in f32, as logits of
+    the vocabulary are.
+    """
+    if readout not in (hidden_states, pooled_vectors, token_vectors):
+        return None
+    options = onednn_options() if cfg.dtype == "bfloat16" else {}
+    if options and "relu" not in cfg.hidden_act:
+        options = options | FAST_MAX
+    return options or None
 
 
 def count_cpu_chunks(rows: int, length: int) -> int:

@@ -51,7 +51,8 @@ def test_programs_for_the_cache_keep_xlas_own_library(flags, tmp_path):
     assert flags("flags : amx_bf16") == {}
 
 
-def test_both_libraries_give_the_same_vectors(flags):
+@pytest.mark.parametrize("act", ["gelu", "relu2"])
+def test_both_libraries_give_the_same_vectors_and_keep_nan(flags, act):
     cfg = EncoderConfig(
         vocab_size=97,
         hidden_size=64,
@@ -59,21 +60,25 @@ def test_both_libraries_give_the_same_vectors(flags):
         num_attention_heads=2,
         intermediate_size=128,
         max_position_embeddings=32,
+        hidden_act=act,
         dtype="bfloat16",
     )
-    params = {"encoder": init(jax.random.key(0), cfg)}
+    params = init(jax.random.key(0), cfg)
     draw = np.random.default_rng(0)
     batch = {
         "input_ids": jnp.asarray(draw.integers(0, 97, (4, 32))),
         "sizes": jnp.asarray([32, 5, 17, 1]),
     }
 
-    def vectors():
+    def vectors(params):
         run = forward.make_forward(cfg, forward.pooled_vectors, "mean", True)
-        return run(forward.place_params(params, cfg), batch)
+        return run(forward.place_params({"encoder": params}, cfg), batch)
 
     flags("")
-    usual = vectors()
+    usual = vectors(params)
     if not flags("flags : amx_bf16"):
         pytest.skip("this version of XLA has no oneDNN")
-    np.testing.assert_allclose(vectors(), usual, atol=0.01)
+    np.testing.assert_allclose(vectors(params), usual, atol=0.01)
+    up = params["layers"]["mlp"]["up"]
+    up["kernel"] = jnp.full_like(up["kernel"], jnp.nan)
+    assert np.isnan(vectors(params)).all()
