@@ -21,7 +21,7 @@ from bertjax.models.nearest import split_rows
 from bertjax.models.pooling import members_of, text_vectors
 from bertjax.models.row_chunks import map_rows
 from bertjax.objectives import token_head
-from bertjax.parallel.cpu_products import FAST_MAX, onednn_options
+from bertjax.parallel.cpu_products import onednn_options
 from bertjax.parallel.host_memory import count_cores
 
 __all__ = [
@@ -157,12 +157,8 @@ def compiler_options(cfg: Any, readout: Callable[..., Any]) -> dict[str, Any] | 
     They are for models in bfloat16 whose readout has no products in f32, as logits of
     the vocabulary are.
     """
-    if readout not in (hidden_states, pooled_vectors, token_vectors):
-        return None
-    options = onednn_options() if cfg.dtype == "bfloat16" else {}
-    if options and "relu" not in cfg.hidden_act:
-        options = options | FAST_MAX
-    return options or None
+    is_small = readout in (hidden_states, pooled_vectors, token_vectors)
+    return (is_small and cfg.dtype == "bfloat16" and onednn_options()) or None
 
 
 def count_cpu_chunks(rows: int, length: int) -> int:
