@@ -134,6 +134,25 @@ def run(model, text, out, *more):
     return np.load(out)
 
 
+def test_vectors_that_are_no_numbers_are_refused(monkeypatch):
+    """They were written, and compare with nothing."""
+
+    def encode(batch):
+        vectors = np.ones((len(batch["input_ids"]), 4), np.float32)
+        vectors[batch["input_ids"][:, 0] == len("two")] = np.nan
+        return vectors
+
+    def tokenize(tokenizer, lines, longest):
+        return [np.full(4, len(line), np.int32) for line in lines], 0
+
+    monkeypatch.setattr(embed_texts, "tokenize", tokenize)
+    how = Sentences(longest=64)
+    model = embed_texts.Embedder(encode, SimpleNamespace(pad_id=0), how, None, {})
+    assert model.embed(["first", "second"])[0].shape == (2, 4)
+    with pytest.raises(UserError, match=r"vector of 'two' is not finite: its weights"):
+        model.embed(["first", "two"])
+
+
 def test_no_texts_have_no_vectors():
     assert embed_texts.embed_rows(None, [], 0, 32, 64).shape == (0, 0)
 

@@ -38,8 +38,8 @@ class Embedder(NamedTuple):
     def embed(self, lines: list[str], batch_size: int = 32) -> tuple[np.ndarray, int]:
         """Return the vectors of texts, f32 [n, D], and how many texts were cut.
 
-        Raises UserError if the model's vectors are not dense; `make_index` supports
-        other kinds.
+        Raises UserError if the model's vectors are not dense (`make_index` supports
+        other kinds), and if a number is not finite.
         """
         if self.how.kind != "dense":
             raise UserError(
@@ -47,7 +47,13 @@ class Embedder(NamedTuple):
             )
         rows, cut = self.tokenize(lines)
         pad_id, longest = self.tokenizer.pad_id, self.how.longest
-        return embed_rows(self.encode, rows, pad_id, batch_size, longest), cut
+        vectors = embed_rows(self.encode, rows, pad_id, batch_size, longest)
+        if (lost := np.flatnonzero(~np.isfinite(vectors).all(axis=-1))).size:
+            raise UserError(
+                f"the model's vector of {lines[lost[0]][:40]!r} is not finite: its "
+                "weights are damaged, or its numbers too large for this dtype"
+            )
+        return vectors, cut
 
     def of_passages(self) -> "Embedder":
         """Return the embedder for passages, which may be longer than other texts."""
