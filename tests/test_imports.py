@@ -52,7 +52,7 @@ ROOMS = {
     "assembly": (EVERYTHING - {"sweeps", "scoring", "probing", "reporting"}, {"torch"}),
     "inference": (
         {"inference", "assembly", "config", "data", "generation", "interop"}
-        | {"models", "objectives", "parallel.host_memory"}
+        | {"models", "objectives", "parallel.cpu_products", "parallel.host_memory"}
         | {"registry", "storage", "tasks"},
         HEAVY - {"jax"},
     ),
