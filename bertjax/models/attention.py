@@ -206,9 +206,7 @@ def _scores_backward(saved, dy):
     dq = jnp.einsum("BHQT,BTHK->BQHK", dy, k)
     if q.dtype != jnp.bfloat16:
         return dq, jnp.einsum("BHQT,BQHK->BTHK", dy, q)
-    return dq, jnp.einsum(
-        "BHTQ,BQHK->BTHK", store_rows(store_rows(dy).swapaxes(2, 3)), q
-    )
+    return dq, jnp.einsum("BHTQ,BQHK->BTHK", store_rows(dy.swapaxes(2, 3)), q)
 
 
 _scores.defvjp(lambda q, k: (_scores(q, k), (q, k)), _scores_backward)

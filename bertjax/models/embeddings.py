@@ -14,7 +14,6 @@ from bertjax.models.layers import (
     layer_norm,
     linear,
     lookup,
-    store_rows,
     take_at,
 )
 from bertjax.parallel.sharding import constrain
@@ -155,4 +154,4 @@ def relative_bias(
     most = cfg.relative_attention_max_distance
     away = positions[:, None, :] - queries[:, :, None]
     buckets = jnp.asarray(relative_buckets(cfg))[jnp.clip(away, -most, most) + most]
-    return store_rows(jnp.moveaxis(lookup(table, buckets), -1, 1))
+    return jnp.moveaxis(lookup(table, buckets), -1, 1)

@@ -144,24 +144,20 @@ def sum_products(x: jax.Array, y: jax.Array) -> jax.Array:
     """Return x^T y, f32 [M, N], for x [T, M] and y [T, N] of one dtype."""
     if x.dtype != jnp.bfloat16:
         return dot_f32(x, y, 0, 0)
-    return store_rows(dot_f32(store_rows(store_rows(x).T), y, 1, 0))
+    return store_rows(dot_f32(store_rows(x.T), y, 1, 0))
 
 
 def store_rows(x: jax.Array) -> jax.Array:
-    """Return x; on a CPU as an array in memory with its last axis innermost.
+    """Return x; on a CPU with its last axis innermost in memory, even if transposed.
 
     XLA's CPU compiler uses the processor's instructions for products of bfloat16 only
     if the summed axis of the left operand is innermost, and so is the result's last
-    one. Otherwise it multiplies in f32, which takes five times as long with AMX. It
-    also merges a transposition with the operations before it, and computes these along
-    columns then, which takes several times as long as to transpose an array in memory.
+    one. Otherwise it multiplies in f32, which takes five times as long with AMX.
     """
-
-    def store(x: jax.Array) -> jax.Array:
-        rows = Layout(tuple(range(x.ndim)))
-        return jax.lax.optimization_barrier(with_layout_constraint(x, rows))
-
-    return jax.lax.platform_dependent(x, cpu=store, default=lambda x: x)
+    rows = Layout(tuple(range(x.ndim)))
+    return jax.lax.platform_dependent(
+        x, cpu=lambda x: with_layout_constraint(x, rows), default=lambda x: x
+    )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))

@@ -144,5 +144,5 @@ def logits_divergence(
         for _, tree in models
     ]
     limit = dataclasses.replace(own, max_logits_mb=own.max_logits_mb or MOST_MB)
-    count = count_chunks(limit, *arrays[-1].shape, cached=True)
+    count = count_chunks(limit, *arrays[-1].shape)
     return Sum(add_pieces(score, count, *heads_of, arrays)[0], jnp.sum(arrays[-1]))

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 
 from bertjax import UserError
 from bertjax.models import heads
-from bertjax.models.attention import device_kind
 from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import Encoded
 from bertjax.models.flops import head_flops
@@ -26,9 +25,6 @@ from bertjax.objectives.metrics import accuracy
 from bertjax.objectives.piecewise_gradient import add_pieces, cut
 from bertjax.parallel.sharding import size_along
 
-# Logits of this size, in 2^20 bytes, stay in the cache of a CPU's core; the several
-# passes of a softmax over larger ones wait for memory (docs/benchmarks.md).
-CACHED_MB = 8
 PARAMS = "mlm"  # the parameters of the head over the vocabulary; token heads share them
 
 
@@ -142,7 +138,7 @@ def score_in_chunks(
     (piecewise_gradient.py). The z_loss gets its gradient together with the loss then:
     the term has a value, but no gradient of its own.
     """
-    pieces = count_chunks(cfg, *arrays[1].shape, cached=True)
+    pieces = count_chunks(cfg, *arrays[1].shape)
     how = name, z_loss, never, evenly
     if pieces == 1:
         return score_tokens(params, cfg, *arrays, *how)[0]
@@ -217,19 +213,11 @@ def sum_in_chunks(
     return total, jax.tree.map(join, each)
 
 
-def count_chunks(
-    cfg: EncoderConfig, rows: int, predictions: int, cached: bool = False
-) -> int:
-    """Return the number of pieces in which f32 logits [rows, P, V] are computed.
-
-    On each device a piece stays within cfg.max_logits_mb. cached: on a CPU, also within
-    CACHED_MB, as long as a piece has as many predictions as the model is wide: adding
-    up the output matrix's gradient costs more than the cache saves otherwise.
-    """
-    own = -(-rows // size_along("batch")) * predictions
-    size = 4 * own * cfg.vocab_size
-    pieces = -(-size // (cfg.max_logits_mb * 2**20)) if cfg.max_logits_mb else 1
-    if cached and device_kind() == "cpu":
-        wanted = -(-size // (CACHED_MB * 2**20))
-        pieces = max(pieces, min(wanted, own // cfg.embedding_width))
-    return max(1, min(predictions, pieces))
+def count_chunks(cfg: EncoderConfig, rows: int, predictions: int) -> int:
+    """Return the number of pieces in which f32 logits [rows, P, V] are computed, to
+    stay within cfg.max_logits_mb on each device."""
+    if not cfg.max_logits_mb:
+        return 1
+    own = -(-rows // size_along("batch"))
+    size = 4 * own * predictions * cfg.vocab_size
+    return min(predictions, -(-size // (cfg.max_logits_mb * 2**20)))

@@ -111,21 +111,3 @@ def test_logits_in_pieces_change_nothing(name):
 
     for a, b in zip(*map(jax.tree.leaves, map(run, (whole, pieces))), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
-
-
-def test_on_a_cpu_pieces_of_logits_fit_the_cache():
-    cfg = EncoderConfig(
-        vocab_size=2**15,  # 0.125 MB for each prediction
-        hidden_size=128,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-    )
-    wide = dataclasses.replace(cfg, hidden_size=1024)
-    sizes = 32, 16
-    assert token_head.count_chunks(cfg, *sizes, cached=True) == 1  # without a mesh
-    with jax.set_mesh(jax.make_mesh((1,), ("data",))):
-        assert token_head.count_chunks(cfg, *sizes) == 1
-        # 64 MB would be 8 pieces of 8 MB; with 4 each has 128 predictions.
-        assert token_head.count_chunks(cfg, *sizes, cached=True) == 4
-        assert token_head.count_chunks(wide, *sizes, cached=True) == 1
