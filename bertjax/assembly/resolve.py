@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turn a ConfigDict into frozen values: the encoder's config, phases, masking."""
 
-import contextlib
 import dataclasses
 import os
-import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,6 +21,7 @@ from bertjax.data.tokenizers.stream_vocab import read_streams
 from bertjax.models.config import DTYPES, EncoderConfig, read_id_streams
 from bertjax.models.families import FAMILIES, in_effect
 from bertjax.objectives import BEFORE, CAUSAL, parse, part_names
+from bertjax.parallel.host_memory import cpu_has
 
 SPELLED = {"num_hidden_layers", "hidden_size", "num_attention_heads"}
 
@@ -37,9 +36,7 @@ def dtype_of(name: str, backend: str) -> str:
 
 def cpu_multiplies_bfloat16(facts: str = "/proc/cpuinfo") -> bool:
     """Return whether this CPU has instructions for products of bfloat16."""
-    with contextlib.suppress(OSError), open(facts) as file:
-        return bool(re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", file.read()))
-    return False
+    return cpu_has("avx512_bf16", "amx_bf16", "bf16", facts=facts)
 
 
 def encoder_config(

@@ -157,8 +157,9 @@ def compiler_options(cfg: Any, readout: Callable[..., Any]) -> dict[str, Any] | 
     They are for models in bfloat16 whose readout has no products in f32, as logits of
     the vocabulary are.
     """
-    is_small = readout in (hidden_states, pooled_vectors, token_vectors)
-    return (is_small and cfg.dtype == "bfloat16" and onednn_options()) or None
+    if readout not in (hidden_states, pooled_vectors, token_vectors):
+        return None
+    return (onednn_options() or None) if cfg.dtype == "bfloat16" else None
 
 
 def count_cpu_chunks(rows: int, length: int) -> int:

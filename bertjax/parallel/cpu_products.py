@@ -2,13 +2,13 @@
 """How XLA multiplies bfloat16 on a CPU: with its own library, or with oneDNN."""
 
 import functools
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-CPU_FLAGS = Path("/proc/cpuinfo")
+from bertjax.parallel.host_memory import cpu_has
+
 # The options of XLA's CPU compiler that turn its own library off and oneDNN on. Without
 # that library a maximum over an axis that keeps NaN takes a tenth of a forward pass, so
 # the last option lets it skip NaN: a softmax keeps NaN in its exponentials.
@@ -32,7 +32,7 @@ def onednn_options() -> dict[str, Any]:
     """
     if jax.config.jax_compilation_cache_dir:
         return {}
-    if jax.default_backend() != "cpu" or not _has_amx():
+    if jax.default_backend() != "cpu" or not cpu_has("amx_bf16"):
         return {}
     x = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)
     try:
@@ -40,10 +40,3 @@ def onednn_options() -> dict[str, Any]:
     except jax.errors.JaxRuntimeError:  # there is no such option
         return {}
     return ONEDNN if "__onednn$matmul" in product.as_text() else {}
-
-
-def _has_amx() -> bool:
-    try:
-        return "amx_bf16" in CPU_FLAGS.read_text()
-    except OSError:  # not Linux
-        return False

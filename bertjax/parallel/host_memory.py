@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host: its number of cores, and malloc settings for runs on the CPU."""
+"""The host: its cores, their instructions, and malloc settings for the CPU."""
 
+import contextlib
 import ctypes
 import os
 from pathlib import Path
@@ -21,6 +22,16 @@ def count_cores() -> int:
     """Return the number of cores on which this process may run."""
     pinned = getattr(os, "sched_getaffinity", None)  # not on every system
     return len(pinned(0)) if pinned else os.cpu_count() or 1
+
+
+def cpu_has(*names: str, facts: str = "/proc/cpuinfo") -> bool:
+    """Return whether this CPU has one of these features, as Linux names them.
+
+    facts: the file that lists them; False if it cannot be read, as on other systems.
+    """
+    with contextlib.suppress(OSError), open(facts) as file:
+        return not set(names).isdisjoint(file.read().split())
+    return False
 
 
 def keep_freed_memory() -> bool:

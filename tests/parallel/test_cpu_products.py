@@ -13,46 +13,43 @@ from bertjax.parallel import cpu_products
 
 
 @pytest.fixture
-def flags(tmp_path, monkeypatch):
-    """Return write(text), which sets what the processor says that it has."""
-    file = tmp_path / "cpuinfo"
-    monkeypatch.setattr(cpu_products, "CPU_FLAGS", file)
+def options(monkeypatch):
+    """Return find(has_amx) -> the options on a processor with AMX, or without."""
 
-    def write(text):
-        file.write_text(text)
+    def forget():
         cpu_products.onednn_options.cache_clear()
         forward.make_forward.cache_clear()
+
+    def find(has_amx):
+        monkeypatch.setattr(cpu_products, "cpu_has", lambda *names: has_amx)
+        forget()
         return cpu_products.onednn_options()
 
     cache = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", None)
-    yield write
+    yield find
     jax.config.update("jax_compilation_cache_dir", cache)
-    cpu_products.onednn_options.cache_clear()
-    forward.make_forward.cache_clear()
+    forget()
 
 
-def test_processors_without_amx_keep_xlas_own_library(flags, tmp_path, monkeypatch):
-    assert flags("flags : avx512f avx512_bf16") == {}
-    monkeypatch.setattr(cpu_products, "CPU_FLAGS", tmp_path / "nothing")
-    cpu_products.onednn_options.cache_clear()
-    assert cpu_products.onednn_options() == {}
+def test_processors_without_amx_keep_xlas_own_library(options):
+    assert options(False) == {}
 
 
-def test_a_version_without_the_options_keeps_its_own_library(flags, monkeypatch):
+def test_a_version_without_the_options_keeps_its_own_library(options, monkeypatch):
     monkeypatch.setattr(cpu_products, "ONEDNN", {"xla_cpu_no_such_option": True})
-    assert flags("flags : amx_bf16") == {}
+    assert options(True) == {}
     monkeypatch.setattr(cpu_products, "ONEDNN", {"xla_cpu_enable_fast_min_max": True})
-    assert flags("flags : amx_bf16") == {}  # known, but nothing is of oneDNN then
+    assert options(True) == {}  # known, but nothing is of oneDNN then
 
 
-def test_programs_for_the_cache_keep_xlas_own_library(flags, tmp_path):
+def test_programs_for_the_cache_keep_xlas_own_library(options, tmp_path):
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
-    assert flags("flags : amx_bf16") == {}
+    assert options(True) == {}
 
 
 @pytest.mark.parametrize("act", ["gelu", "relu2"])
-def test_both_libraries_give_the_same_vectors_and_keep_nan(flags, act):
+def test_both_libraries_give_the_same_vectors_and_keep_nan(options, act):
     cfg = EncoderConfig(
         vocab_size=97,
         hidden_size=64,
@@ -74,9 +71,9 @@ def test_both_libraries_give_the_same_vectors_and_keep_nan(flags, act):
         run = forward.make_forward(cfg, forward.pooled_vectors, "mean", True)
         return run(forward.place_params({"encoder": params}, cfg), batch)
 
-    flags("")
+    options(False)
     usual = vectors(params)
-    if not flags("flags : amx_bf16"):
+    if not options(True):
         pytest.skip("this version of XLA has no oneDNN")
     np.testing.assert_allclose(vectors(params), usual, atol=0.01)
     up = params["layers"]["mlp"]["up"]
