@@ -99,6 +99,10 @@ FAMILIES: Mapping[str, Family] = {
     "roberta": Family(ROBERTA, SIZES),
     "xlm-roberta": Family(ROBERTA, SIZES),
     "camembert": Family(ROBERTA, SIZES),  # Martin et al. 2020
+    # Song et al. 2020 (arXiv 2004.09297), with T5's biases of distance.
+    "mpnet": Family(
+        {**ROBERTA, "type_vocab_size": 0, "relative_attention_num_buckets": 32}, SIZES
+    ),
     # Lan et al. 2020, table 1. tiny and mini are ours, for tests and small machines.
     "albert": Family(
         dict(embedding_size=128, num_hidden_groups=1),

@@ -33,7 +33,8 @@ from bertjax.tasks.task_type import (
     with_options,
 )
 
-TWO_SEPARATORS = ("roberta", "xlm-roberta", "camembert")  # as in fairseq's RoBERTa
+# as in fairseq's RoBERTa
+TWO_SEPARATORS = ("roberta", "xlm-roberta", "camembert", "mpnet")
 
 
 def is_task(config: ConfigDict) -> bool:

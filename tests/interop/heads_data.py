@@ -20,6 +20,7 @@ FAMILIES = {
     "albert": "albert",
     "distilbert": "distilbert",
     "modernbert": "modernbert",
+    "mpnet": "mpnet",
     "electra": "electra_discriminator",
 }
 # Causal language models of hf_layouts.json -> their classes in transformers.

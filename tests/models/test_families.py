@@ -127,6 +127,7 @@ def test_made_parameters_have_the_golden_layout(name):
         ("roberta", "base", 50_265, 124_645_632),
         ("xlm-roberta", "base", 250_002, 278_043_648),
         ("camembert", "base", 32_005, 110_621_952),
+        ("mpnet", "base", 30_527, 109_486_464),
         ("electra", "small", 30_522, 13_483_008),
         ("electra", "base", 30_522, 108_891_648),
         ("modernbert", "base", 50_368, 149_014_272),

@@ -69,6 +69,15 @@ ENCODERS = {
         "layers/mlp/down": "transformer.layer.{}.ffn.lin2",
         "layers/mlp/norm": "transformer.layer.{}.output_layer_norm",
     },
+    "mpnet": BERT
+    | {
+        "embeddings/relative": "encoder.relative_attention_bias.weight",
+        "layers/attention/query": "encoder.layer.{}.attention.attn.q",
+        "layers/attention/key": "encoder.layer.{}.attention.attn.k",
+        "layers/attention/value": "encoder.layer.{}.attention.attn.v",
+        "layers/attention/output": "encoder.layer.{}.attention.attn.o",
+        "layers/attention/norm": "encoder.layer.{}.attention.LayerNorm",
+    },
     "model": {  # ModernBERT; @i/n: part i of n of a joint matrix
         "embeddings/word": "embeddings.tok_embeddings.weight",
         "embeddings/norm": "embeddings.norm",
@@ -114,6 +123,11 @@ HEADS = {
         "mlm/transform": "vocab_transform",
         "mlm/norm": "vocab_layer_norm",
         "mlm/bias": "vocab_projector.bias",
+    },
+    "mpnet": {
+        "mlm/transform": "lm_head.dense",
+        "mlm/norm": "lm_head.layer_norm",
+        "mlm/bias": "lm_head.bias",
     },
     "model": {
         "mlm/transform": "head.dense",
@@ -212,6 +226,14 @@ CASES = {  # name -> (stem of transformers' attribute, EncoderConfig)
         | dict(classifier_bias=True, hidden_act="silu", classifier_activation="gelu")
         | dict(local_attention=5, global_attn_every_n_layers=2, hidden_size=48),
     ),
+    # long enough that distances share buckets
+    "mpnet": (
+        "mpnet",
+        SMALL
+        | ROBERTA
+        | dict(type_vocab_size=0, relative_attention_num_buckets=32)
+        | dict(max_position_embeddings=60),
+    ),
 }
 GRADIENTS = ("bert", "modernbert")
 
@@ -236,6 +258,12 @@ def build(name: str, stem: str, cfg: EncoderConfig) -> list[torch.nn.Module]:
         made = config(**sizes, pad_token_id=1, bos_token_id=0, eos_token_id=2, **eager)
         model = whole(made)
         model.roberta = bare(made, add_pooling_layer=True)
+        model.tie_weights()
+        return [model]
+    if stem == "mpnet":
+        config = t.MPNetConfig(**sizes, **eager)
+        model = t.MPNetForMaskedLM(config)
+        model.mpnet = t.MPNetModel(config, add_pooling_layer=True)
         model.tie_weights()
         return [model]
     if stem == "albert":
@@ -312,7 +340,7 @@ def load(models, params, stem, cfg) -> None:
 def run(models, stem, inputs):
     """Return transformers' outputs."""
     given = dict(inputs)
-    if stem in ("distilbert", "model"):
+    if stem in ("distilbert", "model", "mpnet"):
         del given["token_type_ids"]
     if stem == "roberta":
         given["token_type_ids"] = torch.zeros_like(given["token_type_ids"])
@@ -364,7 +392,7 @@ def main() -> None:
         lengths = np.array([length, length // 2, 1])[:, None]
         places = np.arange(length)
         ids = draw.integers(5, cfg.vocab_size, (3, length))
-        pad = 1 if stem == "roberta" else 0
+        pad = 1 if stem in ("roberta", "mpnet") else 0
         inputs = {
             "input_ids": np.where(places < lengths, ids, pad),
             "attention_mask": (places < lengths).astype(np.int64),

@@ -65,6 +65,9 @@ MODELS = {
             max_position_embeddings=20,
         )
     ),
+    "mpnet": t.MPNetForMaskedLM(
+        t.MPNetConfig(**SMALL, pad_token_id=1, bos_token_id=2, eos_token_id=3)
+    ),
     "modernbert": t.ModernBertForMaskedLM(
         t.ModernBertConfig(
             **SMALL,
