@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """MPNet (Song et al. 2020, arXiv 2004.09297): RoBERTa with biases by distance.
 
-Attention scores get T5's biases beside the learned positions. transformers computes 32
-buckets that end at 128, whatever config.json has.
+Attention scores get T5's biases beside the learned positions. Whatever config.json has,
+transformers computes 32 buckets that end at 128, and positions after a padding id of 1.
 """
 
-from bertjax.interop.families.bert import EMBEDDINGS, POOLED
-from bertjax.interop.families.roberta import FAMILY as ROBERTA
-from bertjax.interop.family import DEFAULTS, REFUSED, Family, tensors
+import dataclasses
 
-BUCKETS = {"relative_attention_num_buckets": 32}
-FAMILY = Family(
+from bertjax.interop.families.roberta import FAMILY as ROBERTA
+from bertjax.interop.family import DEFAULTS, REFUSED, tensors
+
+BUCKETS = "relative_attention_num_buckets"
+FAMILY = dataclasses.replace(
+    ROBERTA,
     model_type="mpnet",
     prefix="mpnet.",
     names={
@@ -26,19 +28,14 @@ FAMILY = Family(
             """
         ),
     },
-    aliases=ROBERTA.aliases,
-    defaults={k: v for k, v in DEFAULTS.items() if k != "type_vocab_size"} | BUCKETS,
+    defaults={**DEFAULTS, BUCKETS: 32},
     fixed={
         **ROBERTA.fixed,
         "type_vocab_size": 0,
         "relative_attention_max_distance": 128,
-        # The padding's id is 1 in MPNet's code, not read from config.json.
         "position_offset": 2,
     },
-    after_padding=True,
-    special_ids=ROBERTA.special_ids,
-    refused={**REFUSED, **{key: (None, value) for key, value in BUCKETS.items()}},
+    read=lambda raw: {},
+    refused={**REFUSED, BUCKETS: (None, 32)},
     class_prefix="MPNet",
-    classes=ROBERTA.classes,
-    task_heads={**ROBERTA.task_heads},
 )
