@@ -15,11 +15,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from bertjax.models.attention import device_kind
 from bertjax.models.config import EncoderConfig
 
 
 class LayerCache(NamedTuple):
-    """The cached keys and values of one layer, in the dtype of the model.
+    """The cached keys and values of one layer, in the dtype of `cache_dtype`.
 
     key, value: [B, H, room, K], rotary positions applied. memory_key, memory_value:
     [B, H, S, K], those of the cross-attention to the encoder's output; None until it
@@ -57,11 +58,27 @@ class Cache(NamedTuple):
         return self.segments.shape[1]
 
 
+def cache_dtype(cfg: EncoderConfig) -> str:
+    """Return the dtype of cached keys and values: the model's, but f32 on a CPU.
+
+    XLA's CPU compiler multiplies a single query with keys in bfloat16 ten times more
+    slowly than in f32.
+    """
+    on_cpu = (device_kind() or jax.default_backend()) == "cpu"
+    return "float32" if on_cpu else cfg.dtype
+
+
 def init_layers(cfg: EncoderConfig, rows: int, room: int) -> tuple[LayerCache, ...]:
     """Create an empty cache for each layer of cfg."""
     shape = (rows, cfg.num_attention_heads, room, cfg.head_dim)
-    empty = jnp.zeros(shape, cfg.dtype)
+    empty = jnp.zeros(shape, cache_dtype(cfg))
     return (LayerCache(empty, empty),) * cfg.num_hidden_layers
+
+
+def keep_memory(cache: LayerCache, key: jax.Array, value: jax.Array) -> LayerCache:
+    """Store the memory's keys and values, [B, S, H, K], in the dtype of the others."""
+    key, value = (x.swapaxes(1, 2).astype(cache.key.dtype) for x in (key, value))
+    return cache._replace(memory_key=key, memory_value=value)
 
 
 def write(

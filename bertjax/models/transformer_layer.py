@@ -18,7 +18,7 @@ from bertjax.models.attention_mask import (
     make_attention_mask,
     mask_kind,
 )
-from bertjax.models.cache import LayerCache, write
+from bertjax.models.cache import LayerCache, keep_memory, write
 from bertjax.models.config import EncoderConfig
 from bertjax.models.embeddings import (
     Rope,
@@ -243,8 +243,7 @@ def cross_attention(
         y = memory.hidden.reshape(-1, memory.hidden.shape[-1])
         k, v = (project(params, n, cfg, y).reshape(heads) for n in ("key", "value"))
         if cache is not None:
-            kept = {"memory_key": k.swapaxes(1, 2), "memory_value": v.swapaxes(1, 2)}
-            cache = cache._replace(**kept)
+            cache = keep_memory(cache, k, v)
     if memory.rope is not None:
         q, k = (apply_rope(y, memory.rope) for y in (q, k))
     with jax.named_scope("cross_attention"):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decoding with a cache returns the same logits as whole rows."""
 
+import dataclasses
 import functools
 
 import jax
@@ -151,6 +152,23 @@ def test_equal_to_whole_rows(options, kind):
         at = at + 1
     np.testing.assert_array_equal(cache.index, SIZES + 6)
     np.testing.assert_array_equal(cache.segments, np.arange(T) < SIZES[:, None] + 6)
+
+
+def test_half_precision():
+    """On a CPU the cache is f32; logits are those of the whole rows within bfloat16."""
+    cfg, params = make("relative", "memory")
+    cfg = dataclasses.replace(cfg, dtype="bfloat16")
+    whole, ids, prompt = make_rows("memory")
+    wanted = np.asarray(jax.jit(logits_of, static_argnums=1)(params, cfg, whole))
+    model = incremental.make_decoder(cfg)
+    cache, logits = jax.jit(model.prefill, static_argnums=2)(params, prompt, T)
+    assert {x.dtype for layer in cache.layers for x in layer} == {jnp.float32}
+    rows = np.arange(B)
+    near = functools.partial(np.testing.assert_allclose, rtol=0, atol=0.05)
+    near(logits, wanted[rows, SIZES - 1])
+    cache, logits = jax.jit(model.extend)(params, cache, ids[rows, SIZES][:, None])
+    near(logits[:, 0], wanted[rows, SIZES])
+    assert {x.dtype for layer in cache.layers for x in layer} == {jnp.float32}
 
 
 def test_rows_of_a_cache_go_their_own_ways():
