@@ -182,7 +182,10 @@ def read_prompts(path: str) -> list[Any]:
         read = read if isinstance(read, dict) else {}
         prompt = read if "turns" in read else read.get("prompt")
         if isinstance(prompt, dict) and "turns" in prompt:
-            prompts.append(prompt)  # its turns are checked when they are read
+            # What is in the turns is checked when they are read.
+            if not prompt["turns"] or not isinstance(prompt["turns"], list):
+                raise UserError(f"{name}:{number}: `turns` is not a list with a turn")
+            prompts.append(prompt)
             continue
         cells = prompt.values() if isinstance(prompt, dict) else [prompt]
         if not cells or not all(isinstance(cell, str) for cell in cells):

@@ -8,6 +8,7 @@ import pytest
 from conftest import read_rows, refused, succeeded, train_losses
 from resuming import check_resuming
 
+from bertjax import UserError, show
 from bertjax.assembly import command_line, resolve
 
 TYPES = {"count": "int", "total": "int", "name": "String", "items": "List"}
@@ -131,3 +132,10 @@ def test_streams_are_asked_for(command, flags, tmp_path):
     none = [*flags, "--config.data.streams=", f"--workdir={tmp_path / 'w'}"]
     none += [f"--config.data.train={tmp_path / 'code.txt'}", "--config.data.valid="]
     refused(command("train", *none), "no stream `type`", "data.streams=type")
+
+
+def test_files_without_a_name_are_refused(flags, tmp_path):
+    pytest.importorskip("tree_sitter_java")
+    (tmp_path / "A.java").write_text("}}} {{{ (((\n" * 9)
+    with pytest.raises(UserError, match=r"A\.java: this code has no names"):
+        show.main([*flags, f"--config.data.train={tmp_path}/*.java"])

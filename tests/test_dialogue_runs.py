@@ -171,7 +171,10 @@ def test_what_is_no_conversation(workdir, prompt, options, said):
         ("objective=clm", "rows of turns go with objective=dialogue"),
         ("data.target_length=94", r"data\.target_length=94 must be from 4 to 92"),
         ("data.max_predictions=8", r"data\.max_predictions=8 is less"),
-        ("data.text_field=words", "the turn has no field `words`"),
+        (
+            "data.text_field=words",
+            r"turn 1: there is no field `words` \(data.text_field\)",
+        ),
         ("model.id_streams=rolle:4", "have no rolle_ids"),
     ],
 )

@@ -79,6 +79,9 @@ def test_prompts_of_a_pipe(tmp_path):
     writer.start()
     assert generate.read_prompts(str(fifo)) == ["A word", "", "B"]
     writer.join()
+    (tmp_path / "turns.jsonl").write_text('{"prompt": "A"}\n{"turns": []}\n')
+    with pytest.raises(UserError, match=r"turns\.jsonl:2: `turns` is not a list with"):
+        generate.read_prompts(str(tmp_path / "turns.jsonl"))
     (tmp_path / "list.jsonl").write_text("[1, 2]\n")
     with pytest.raises(UserError, match=r"list\.jsonl:1 is not a JSON object"):
         generate.read_prompts(str(tmp_path / "list.jsonl"))

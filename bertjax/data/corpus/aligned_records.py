@@ -89,7 +89,12 @@ def _turns(
         own: Values = {SPEAKER: speakers.setdefault(name, len(speakers) + 1)}
         for stream in names:
             own[stream] = read_value(_field(turn, stream, where, "turn"), stream, where)
-        text = _field(turn, fields.text_field, where, "turn")
+        documents.refuse_missing(
+            {fields.text_field: "data.text_field"},
+            turn,
+            f"{where()}, turn {number + 1}",
+        )
+        text = turn[fields.text_field]
         yield _string(text, fields.text_field, where), own
 
 

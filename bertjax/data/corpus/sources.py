@@ -92,8 +92,8 @@ def _check_fields(source: Source, fields: Fields, key: str, role: str) -> None:
             )
     elif fields.code_field:
         raise UserError(
-            f"data.code_field={fields.code_field}: it is a field of JSON lines, and "
-            f"{key}={source.name} has none"
+            f"{key}={source.name}: code is read from .java, .ts or .tsx files, or from "
+            f"JSON lines with data.code_field={fields.code_field}"
         )
     elif fields.is_aligned and not is_json:
         asks = f"data.streams={fields.streams} is read from JSON lines or code"

@@ -299,10 +299,11 @@ def _sequences(plan: Plan, add: Add, skipped: Counter[str]) -> Iterator[np.ndarr
             end = block.stop[-1:]
         yield block.slots
     if end is None and plan.kind == "turns":
-        raise UserError(
-            "data.train or data.valid: no turn of a conversation has one before it "
-            f"that fits in data.length={plan.length}"
-        )
+        fits = f"that fits in data.length={plan.length}"
+        why = f"no turn of a conversation has one before it {fits}"
+        if skipped["conversations of a single turn"] == len(plan.documents) - 1:
+            why = "every conversation has a single turn, so that there is no answer"
+        raise UserError(f"data.train or data.valid: {why}")
     if end is None:
         raise UserError(
             f"data.train or data.valid: no chunk of {plan.length} tokens has the two "

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bertjax import UserError, counted
+from bertjax import UserError, counted, join_names
 from bertjax.data.corpus.documents import Source
 from bertjax.data.corpus.line_repair import CLEANING, Counts
 from bertjax.data.token_store.cache import Cache
@@ -92,6 +92,7 @@ def _count(
     counts: dict[str, dict[str, Counter[str]]] = {
         name: defaultdict(Counter) for name in caps
     }
+    sources = [*sources]
     for source in sources:
         for document in source.documents(Counts(), max_line_bytes):
             count_values(document.values or (), caps, counts)
@@ -102,6 +103,10 @@ def _count(
                         f"{where}: `{name}` has ranges in some records, and a value a "
                         "sentence in others"
                     )
+    empty = next((name for name in caps if not any(counts[name].values())), "")
+    if empty and all(source.is_code for source in sources):
+        where = join_names([source.name for source in sources])
+        raise UserError(f"{where}: this code has no names, and so no `{empty}`")
     return {
         name: make_vocab(kind, counts[name][kind], cap)
         for name, cap in caps.items()

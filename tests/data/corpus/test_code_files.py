@@ -131,3 +131,5 @@ def test_streams_that_code_has_not(folder):
         sources(folder / "notes.txt", layout="turns")
     with pytest.raises(UserError, match="plain text, which has no fields"):
         sources(folder / "A.java", group_field="language")
+    with pytest.raises(UserError, match=r"data\.train=.*notes\.txt: code is read from"):
+        sources(folder / "notes.txt", streams="type", code_field="path")

@@ -172,9 +172,13 @@ def test_fill():
 
 
 def test_what_makes_no_rows():
+    for turns, said in (
+        ([[(1, 3)], [(2, 4)]], "every conversation has a single turn"),
+        ([[(1, 3)], [(1, L), (2, 4)]], "no turn of a conversation has one before it"),
+    ):
+        with pytest.raises(UserError, match=said):
+            make_plan(make_store(turns), "turns", L, 0, limits=LIMITS)
     store = make_store([[(1, 3)], [(2, 4)]])
-    with pytest.raises(UserError, match="no turn of a conversation has one before it"):
-        make_plan(store, "turns", L, 0, limits=LIMITS)
     with pytest.raises(UserError, match=r"data\.plan=turns: rows of turns go with"):
         make_plan(store, "turns", L, 0)
     del store.streams["speaker"]
