@@ -27,6 +27,7 @@ from bertjax.models.layers import (
     linear_specs,
     lookup,
     norm_specs,
+    take_at,
 )
 from bertjax.objectives.base import Batch, Objective, Specs, Sum, Term
 from bertjax.objectives.losses import cross_entropy
@@ -189,12 +190,12 @@ def encode(
 ) -> jax.Array:
     """Encode L words and R regions after them; return hidden [B, P, D] at `at`.
 
-    at: i32 [B, P], positions in [0, L + R).
+    at: i32 [B, P], positions in [0, L + R). The encoder reads all padding at the end of
+    a row, which cuDNN's attention needs, so that regions directly follow the words.
     """
     ids, real = batch["input_ids"], batch["region_mask"]
     words = lookup(params["encoder"]["embeddings"]["word"], ids)
     regions = embed_regions(params["regions"], cfg, batch)
-    inputs = constrain(jnp.concatenate([words, regions], axis=1), "batch length _")
     place = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
     rows = {
         "attention_mask": jnp.concatenate([batch["attention_mask"], real], axis=1),
@@ -203,6 +204,10 @@ def encode(
             [jnp.zeros_like(ids), jnp.ones_like(real)], axis=1
         ),
     }
+    order = jnp.argsort(rows["attention_mask"] == 0, axis=1, stable=True)
+    rows = {name: take_at(x, order) for name, x in rows.items()}
+    inputs = take_at(jnp.concatenate([words, regions], axis=1), order)
+    inputs, at = constrain(inputs, "batch length _"), take_at(jnp.argsort(order), at)
     return encoder.apply(params["encoder"], cfg, rows, rng, at, inputs).hidden
 
 

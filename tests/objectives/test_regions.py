@@ -112,6 +112,32 @@ def test_words_see_regions_unless_they_are_hidden(table, batch):
     assert (nats(blind) == nats(moved)).all()
 
 
+def test_all_padding_is_at_the_end_of_a_row(batch, monkeypatch):
+    """cuDNN's attention needs it; and a region is seen by its own row alone."""
+    from bertjax.models import encoder
+
+    params, evaluate, objective = model()
+    masks, apply = [], encoder.apply
+
+    def spy(params, cfg, rows, *others):
+        masks.append(rows["attention_mask"])
+        return apply(params, cfg, rows, *others)
+
+    monkeypatch.setattr(encoder, "apply", spy)
+    objective.evaluate(params, batch)
+    (mask,) = np.asarray(masks)
+    texts, regions = batch["attention_mask"].sum(1), batch["region_mask"].sum(1)
+    assert texts.min() < L and regions.min() < R
+    assert (mask == (np.arange(L + R) < (texts + regions)[:, None])).all()
+    first = evaluate(params, batch)[1]["alignment_logits"]
+    for name in ("region_features", "region_boxes"):
+        moved = batch[name].copy()
+        moved[3, 0] += 0.3
+        again = evaluate(params, {**batch, name: moved})[1]["alignment_logits"]
+        changed = np.asarray(first != again).any(axis=1)
+        assert changed.nonzero()[0].tolist() == [3]
+
+
 def test_room_for_more_regions_changes_no_loss(table, batch):
     wide = batch_of(table, max_regions=3 * R)
     assert wide["region_features"].shape[1] == 3 * R
