@@ -23,6 +23,7 @@ the passages that it, or --retriever, finds; with --json each answer lists `pass
 
 import json
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from bertjax.assembly import command_line, models
 from bertjax.config import cli
 from bertjax.config.flag_help import Flag, shared
 from bertjax.data.corpus.line_repair import check_utf8, load_json
-from bertjax.generation.options import Options, check_options
+from bertjax.generation.options import Options, PromptError, check_options
 from bertjax.inference.open_book import answer_from_index
 from bertjax.measuring.results import peak_rss_mb
 from bertjax.storage import atomic
@@ -100,7 +101,8 @@ def main(argv: Sequence[str]) -> int:
     wanted = Options(**{name: getattr(args, name) for name in Options._fields})
     wanted = wanted._replace(stop=args.stop or None)
     check_options(wanted)
-    prompts = read_prompts(args.input) if args.input else list(args.words)
+    read = read_prompts(args.input) if args.input else {}
+    prompts = [*read.values()] if args.input else list(args.words)
     where = models.at_step(args.model, args.step)
     if args.index:
         return write_from_index(args, where, prompts, wanted, out)
@@ -116,7 +118,12 @@ def main(argv: Sequence[str]) -> int:
     params = model.read_params(open_writer.head_of(model), args.weights)
     writer = open_writer.open_writer(model, how, params)
     began = time.monotonic()
-    written = open_writer.write(writer, prompts, wanted, cli.say)
+    try:
+        written = open_writer.write(writer, prompts, wanted, cli.say)
+    except PromptError as e:
+        if not args.input:
+            raise
+        raise UserError(f"{[*read][e.number]}: {e}") from e
     cli.say(describe_cost(written, time.monotonic() - began))
     lines = [to_json(*pair) for pair in zip(prompts, written, strict=True)]
     if out:
@@ -162,38 +169,49 @@ def write_from_index(
     return 0
 
 
-def read_prompts(path: str) -> list[Any]:
-    """Return the prompts of a file, or of standard input (-), in order.
+def read_prompts(path: str) -> dict[str, Any]:
+    """Return the prompts of a file, or of standard input (-), by FILE:LINE, in order.
 
-    Prompts are texts; in JSON lines they may also be objects of
-    texts, or conversations. Raises UserError that names a line with
-    neither, or one that is not UTF-8.
+    Prompts are texts; in JSON lines they may also be objects of texts, or
+    conversations. Keys that are not read are reported. Raises UserError that names a
+    line with no prompt, with an option as a key, or that is not UTF-8.
     """
     name = "standard input" if path == "-" else path
     lines = tables.read_lines(path, "--input")
     first = next(filter(str.strip, lines), "")
     if not (tables.is_json(path) or first.lstrip().startswith("{")):
-        return lines
-    prompts = []
+        return {f"{name}:{number}": line for number, line in enumerate(lines, 1)}
+    prompts, ignored = {}, Counter()
     for number, line in enumerate(lines, 1):
+        place = f"{name}:{number}"
         if not line.strip():
             continue
-        read = load_json(line, f"{name}:{number}")
+        read = load_json(line, place)
         read = read if isinstance(read, dict) else {}
         prompt = read if "turns" in read else read.get("prompt")
+        others = [key for key in read if key != "prompt" and prompt is not read]
+        if option := next(filter(Options._fields.__contains__, others), None):
+            raise UserError(
+                f"{place}: {option} is an option for all prompts: give --{option}"
+            )
+        ignored.update(others)
         if isinstance(prompt, dict) and "turns" in prompt:
             # What is in the turns is checked when they are read.
             if not prompt["turns"] or not isinstance(prompt["turns"], list):
-                raise UserError(f"{name}:{number}: `turns` is not a list with a turn")
-            prompts.append(prompt)
+                raise UserError(f"{place}: `turns` is not a list with a turn")
+            prompts[place] = prompt
             continue
         cells = prompt.values() if isinstance(prompt, dict) else [prompt]
         if not cells or not all(isinstance(cell, str) for cell in cells):
             raise UserError(
-                f'{name}:{number} is not a JSON object {{"prompt": TEXT}}, nor a '
+                f'{place} is not a JSON object {{"prompt": TEXT}}, nor a '
                 'conversation, {"turns": [...]}'
             )
-        prompts.append(prompt)
+        prompts[place] = prompt
+    for key, number in ignored.items():
+        cli.say(f"{name}: {key!r} is not read ({counted(number, 'line')})")
+    if not prompts:
+        raise UserError(f"{name} has no prompts")
     return prompts
 
 

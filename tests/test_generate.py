@@ -58,6 +58,38 @@ def test_blanks_of_other_models_and_bad_lines(trained, tmp_path):
     bad.write_text('{"prompt": "a"}\n"turns"\n')  # a JSON string, not an object
     with pytest.raises(UserError, match=r"bad\.jsonl:2 is not a JSON object"):
         generate.main([f"--model={trained}", f"--input={bad}"])
+    bad.write_text('{"prompt": "a"}\n{"prompt": "b", "seed": 3}\n')
+    with pytest.raises(UserError, match=r"bad\.jsonl:2: seed .* give --seed$"):
+        generate.main([f"--model={trained}", f"--input={bad}"])
+    bad.write_text("\n")
+    with pytest.raises(UserError, match=r"bad\.jsonl has no prompts$"):
+        generate.main([f"--model={trained}", f"--input={bad}"])
+
+
+def test_a_prompt_at_fault_is_named_by_its_line(trained, tmp_path):
+    """Formerly only its first characters were shown."""
+    given = [f"--model={trained}", "--max_new_tokens=3"]
+    for name, form, line in (("a.txt", "{}", 3), ("b.jsonl", '{{"prompt": "{}"}}', 4)):
+        prompts = tmp_path / name
+        texts = ["A word", "", "a " * 999] if line == 3 else ["A", "B", "a " * 999]
+        lines = [form.format(text) + "\n" for text in texts]
+        lines.insert(1, "\n" * (line - 3))
+        prompts.write_text("".join(lines))
+        with pytest.raises(UserError, match=rf"{name}:{line}: 'a a .* more than"):
+            generate.main([*given, f"--input={prompts}"])
+    with pytest.raises(UserError, match=r"^'a a .* has \d+ tokens"):
+        generate.main([*given, "a " * 999])
+
+
+def test_keys_that_are_not_read_are_reported(tmp_path, capsys):
+    prompts = tmp_path / "p.jsonl"
+    lines = (
+        '{"prompt": "a", "id": 1}\n{"prompt": "b", "id": 2}\n{"turns": ["c"], "x": 1}\n'
+    )
+    prompts.write_text(lines)
+    found = generate.read_prompts(str(prompts))
+    assert list(found) == [f"{prompts}:{number}" for number in (1, 2, 3)]
+    assert capsys.readouterr().err == f"{prompts}: 'id' is not read (2 lines)\n"
 
 
 def test_what_is_not_utf8_is_refused(trained, tmp_path):
@@ -77,7 +109,7 @@ def test_prompts_of_a_pipe(tmp_path):
     os.mkfifo(fifo)
     writer = threading.Thread(target=fifo.write_text, args=("A word\r\n\nB\n",))
     writer.start()
-    assert generate.read_prompts(str(fifo)) == ["A word", "", "B"]
+    assert [*generate.read_prompts(str(fifo)).values()] == ["A word", "", "B"]
     writer.join()
     (tmp_path / "turns.jsonl").write_text('{"prompt": "A"}\n{"turns": []}\n')
     with pytest.raises(UserError, match=r"turns\.jsonl:2: `turns` is not a list with"):

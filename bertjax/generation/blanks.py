@@ -12,7 +12,7 @@ import numpy as np
 
 from bertjax import UserError, counted
 from bertjax.data.progress import Progress
-from bertjax.generation.options import Options
+from bertjax.generation.options import Options, reading_prompt
 from bertjax.generation.texts import Output, check_finite
 
 LOGITS_MB = 256  # the largest logits of a batch
@@ -74,9 +74,9 @@ def fill_texts(
 ) -> list[list[Output]]:
     """Fill the blanks of each text; return options.num_return_sequences outputs each.
 
-    say: is called with the number of model calls. Raises UserError for a text that is
-    too long, for a block size other than that of the model's training, and if
-    probabilities are nan.
+    say: is called with the number of model calls. Raises PromptError for a text that is
+    too long, and UserError for a block size other than that of the model's training,
+    and if probabilities are nan.
     """
     from bertjax.generation.pick import Pick
     from bertjax.generation.unmask import Order, unmask
@@ -86,7 +86,10 @@ def fill_texts(
             f"--block={options.block}: this model was trained with blocks of "
             f"{model.block} tokens: leave it out"
         )
-    rows = [make_row(model, text, options) for text in texts]
+    rows = []
+    for number, text in enumerate(texts):
+        with reading_prompt(number):
+            rows.append(make_row(model, text, options))
     order = Order(
         options.order or "confidence",
         options.steps or 0,

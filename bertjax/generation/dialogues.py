@@ -21,6 +21,7 @@ from bertjax.data.corpus.documents import Fields
 from bertjax.data.features.base import GatheredRows
 from bertjax.data.sequences.make_plan import make_plan
 from bertjax.data.sequences.turns import Limits
+from bertjax.generation.options import reading_prompt
 
 Arrays = dict[str, np.ndarray]  # arrays of a row's tokens, i32 [n] each
 NAME = "dialogue"  # the name of the objective
@@ -63,11 +64,15 @@ class Conversations:
         A prompt is an object with `turns`, as in records of the training text, and
         optionally `knowledge` and `speaker`, who answers. By default this is the most
         recent speaker other than the speaker of the last turn. A prompt that is a text
-        is a conversation of one turn. Raises UserError for anything else, if a speaker
-        is given and no turn has one, if no turn has text, and if the last turn does not
-        fit.
+        is a conversation of one turn. Raises PromptError for anything else, if a
+        speaker is given and no turn has one, if no turn has text, and if the last turn
+        does not fit.
         """
-        return [self.lay_out_one(prompt) for prompt in prompts]
+        arrays = []
+        for number, prompt in enumerate(prompts):
+            with reading_prompt(number):
+                arrays.append(self.lay_out_one(prompt))
+        return arrays
 
     def lay_out_one(self, prompt: str | Mapping[str, Any]) -> Arrays:
         """Return the arrays of one prompt; see `lay_out`."""

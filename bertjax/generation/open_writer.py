@@ -15,7 +15,7 @@ from bertjax.config import cli
 from bertjax.data.tokenizers.export_tokenizer import special_around
 from bertjax.generation import blanks, dialogues, options, texts
 from bertjax.generation.blanks import BlankModel
-from bertjax.generation.options import Options
+from bertjax.generation.options import Options, PromptError
 from bertjax.generation.texts import Output, Prompt, Side, TextModel
 from bertjax.inference.fill_blanks import masked_lm
 from bertjax.scoring import sequence_scorers
@@ -224,12 +224,14 @@ def lay_out_texts(
     if not prompts:
         return []
     first, *second = form.columns
-    if second and (texts := [prompt for prompt in prompts if isinstance(prompt, str)]):
-        row = "".join(f', "{column}": ...' for column in second)
-        raise UserError(
-            f"{texts[0][:40]!r} is one text, and the model reads {first} and "
-            f'{second[0]}: give JSON lines {{"prompt": {{"{first}": ...{row}}}}}'
-        )
+    for number, prompt in enumerate(prompts if second else ()):
+        if isinstance(prompt, str):
+            row = "".join(f', "{column}": ...' for column in second)
+            raise PromptError(
+                f"{prompt[:40]!r} is one text, and the model reads {first} and "
+                f'{second[0]}: give JSON lines {{"prompt": {{"{first}": ...{row}}}}}',
+                number,
+            )
     task_type = get_task_type(opened.config.objective)
     read = prepare_task.parse_objects(opened.config, form, prompts, "prompts")
     rows = task_type.make_rows(read, form, opened.tokenizer, False, cli.say)
@@ -300,16 +302,17 @@ def write(
 ) -> list[list[Output]]:
     """Continue prompts, or fill their blanks; return each prompt's outputs, in order.
 
-    say: is called with the number of model calls if blanks are filled. Raises UserError
-    for a prompt that is too long, and for a prompt with columns if the model was not
-    finetuned on such rows.
+    say: is called with the number of model calls if blanks are filled. Raises
+    PromptError for a prompt that is too long, and for a prompt with columns if the
+    model was not finetuned on such rows.
     """
     target = writer.target if isinstance(writer, TextModel) else None
     alone = [prompt for prompt in prompts if isinstance(prompt, str)]
     if not target and len(alone) < len(prompts):
-        raise UserError(
+        raise PromptError(
             "a prompt has columns, as models have that were finetuned with "
-            "objective=seq2seq: give this one a text"
+            "objective=seq2seq: give this one a text",
+            next(i for i, prompt in enumerate(prompts) if not isinstance(prompt, str)),
         )
     if isinstance(writer, BlankModel):
         return blanks.fill_texts(writer, alone, wanted, say)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The options of text generation: the flags of bertjax.generate."""
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from bertjax import UserError, registry
@@ -34,6 +35,23 @@ REALS: dict[str, tuple[float, float]] = {
     "gamma": (0, 1e9),
     "remask": (0, 1),
 }
+
+
+class PromptError(UserError):
+    """One prompt is at fault; number: its place in the list of prompts, from 0."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.number = number
+
+
+@contextlib.contextmanager
+def reading_prompt(number: int) -> Iterator[None]:
+    """Say of a UserError in the block which prompt is at fault."""
+    try:
+        yield
+    except UserError as e:
+        raise PromptError(str(e), number) from e
 
 
 class Options(NamedTuple):

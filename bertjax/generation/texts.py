@@ -10,7 +10,7 @@ import numpy as np
 
 from bertjax import UserError
 from bertjax.data.progress import Progress
-from bertjax.generation.options import Options
+from bertjax.generation.options import Options, reading_prompt
 
 # A text; for a finetuned model also a row of its task, {column: text}.
 Prompt = str | Mapping[str, str]
@@ -95,7 +95,7 @@ class Row(NamedTuple):
 def make_rows(
     model: TextModel, prompts: Sequence[Prompt], options: Options
 ) -> Iterator[Row]:
-    """Yield the row of each prompt. Raises UserError for one that is too long.
+    """Yield the row of each prompt. Raises PromptError for one that is too long.
 
     For the prompt 17 25 and the prefix 31: on the left a model whose rows begin with 2,
     on the right an encoder-decoder whose decoder begins with 0:
@@ -111,7 +111,7 @@ def make_rows(
         arranged = [{"input_ids": own} for own in model.lay_out(prompts)]
     else:
         arranged = model.arrange(prompts)
-    for prompt, more in zip(prompts, arranged, strict=True):
+    for number, (prompt, more) in enumerate(zip(prompts, arranged, strict=True)):
         own = list(more.pop("input_ids"))
         if model.start is None:
             # An empty prompt without a begin token has nothing else to begin with.
@@ -122,7 +122,8 @@ def make_rows(
             first = np.array([*model.start, *forced], np.int32)
             begun = [*model.start[1:], *forced]
             row = Row(np.array(own, np.int32), first, begun)
-        check_room(row, str(prompt)[:40], new, most)
+        with reading_prompt(number):
+            check_room(row, str(prompt)[:40], new, most)
         yield row
 
 
@@ -191,8 +192,8 @@ def write_texts(
 ) -> list[list[Output]]:
     """Continue each prompt; return options.num_return_sequences outputs for each.
 
-    With beams, or with options.rank, the best comes first. Raises UserError for a
-    prompt that is too long, and if probabilities are nan.
+    With beams, or with options.rank, the best comes first. Raises PromptError for a
+    prompt that is too long, and UserError if probabilities are nan.
     """
     from bertjax.inference import forward  # this imports jax
 
