@@ -81,7 +81,7 @@ def test_what_is_rounded_and_decays_goes_by_name_in_every_family(family):
     else:
         names += ["clm"] if cfg.is_decoder else ["mlm+nsp", "sop", "electra"]
     names += ["denoise"] * (cfg.num_decoder_layers > 0)
-    has_none = cfg.hidden_size % 4 or cfg.num_decoder_layers
+    has_none = cfg.hidden_size % 4 or cfg.relative_attention_num_buckets
     if has_none and "electra" in names:
         names.remove("electra")
     for name in names:
