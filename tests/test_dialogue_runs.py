@@ -149,7 +149,7 @@ def test_rows_of_prompts_are_those_of_training(workdir):
             "speaker=ann is to answer, and no turn says whose it is",
         ),
         ({"turns": [{"text": "a"}], "speaker": ["ann"]}, {}, "not text but list"),
-        ({"turns": [{"text": "one " * 200}]}, {}, "more than the"),
+        ({"turns": [{"text": "one " * 200}]}, {}, "does not fit into the 64 tokens"),
         ({"turns": [{"text": "a"}]}, {"max_new_tokens": 999}, "answers have 31 tokens"),
         (
             {"turns": [{"text": "a"}]},
