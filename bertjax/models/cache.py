@@ -61,8 +61,8 @@ class Cache(NamedTuple):
 def cache_dtype(cfg: EncoderConfig) -> str:
     """Return the dtype of cached keys and values: the model's, but f32 on a CPU.
 
-    XLA's CPU compiler multiplies a single query with keys in bfloat16 ten times more
-    slowly than in f32.
+    XLA's CPU compiler multiplies a single query with keys in bfloat16 several times
+    more slowly than in f32 (docs/benchmarks.md, "bfloat16 on a CPU").
     """
     on_cpu = (device_kind() or jax.default_backend()) == "cpu"
     return "float32" if on_cpu else cfg.dtype
