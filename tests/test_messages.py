@@ -66,6 +66,14 @@ CASES = {
         "data.train is empty: give labelled rows, FILE.tsv, .csv or .jsonl: "
         "--config.data.train=FILE and --config.data.valid=FILE",
     ),
+    "no triples": (
+        lambda: learn("--config=coke.py"),
+        "data.train is empty: give triples, FILE.tsv: --config.data.train=FILE",
+    ),
+    "no conversations": (
+        lambda: learn("--config=plato.py:mini"),
+        "data.train is empty: give conversations, for instance --config.data.train=",
+    ),
     "another name": (
         lambda: learn(SMOKE, "--config.learning_rate=3"),
         "--config.learning_rate is unknown; did you mean --config.optim.lr=3?",

@@ -49,8 +49,11 @@ def check_inputs(config: ConfigDict) -> None:
     if not config.data.train:
         what = "text, for instance --config.data.train='corpus/*.txt' or builtin:docs"
         if task_type := shipped_task_type(config.objective):
-            what = f"labelled rows, {task_type.file_names}: --config.data.train=FILE "
+            rows = "triples" if task_type.make_graph else "labelled rows"
+            what = f"{rows}, {task_type.file_names}: --config.data.train=FILE "
             what += "and --config.data.valid=FILE"
+        elif config.data.plan == "turns":
+            what = "conversations, for instance --config.data.train=chats.jsonl"
         raise UserError(f"data.train is empty: give {what}")
     if tasks.is_task(config):
         tasks.check(config)
