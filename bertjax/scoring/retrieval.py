@@ -192,7 +192,7 @@ def check_mining(path: str, sets: dict[str, Collection]) -> None:
     files = [file for one in sets.values() for file in one.files]
     atomic.check_out(path, "--mine", source=("--text", files))
     if len(sets) > 1:
-        raise UserError(f"--mine={path}: --text names {len(sets)} sets: one")
+        raise UserError(f"--mine={path}: --text names {len(sets)} sets: give one")
 
 
 def mine(
