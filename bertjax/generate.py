@@ -77,9 +77,7 @@ FLAGS = {
         "unmask: blanks per block; blocks are filled from left to right", kind=int
     ),
     "remask": Flag("unmask: share of tokens masked again between calls", kind=float),
-    "index": Flag("answer questions from this index (bertjax.embed --index)"),
-    "retriever": Flag("with --index: the model that retrieves, if it is another one"),
-    "passages": Flag("with --index: passages per question", kind=int, least=1),
+    **shared("index", "retriever", "passages"),
     **shared("batch_size", "dtype", "weights", "json"),
 }
 

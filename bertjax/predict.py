@@ -59,10 +59,7 @@ FLAGS = {
     "format": Flag("text: read one text per line, whatever the file's name"),
     **shared("step"),
     "columns": Flag("names of the columns, if they differ from those of training", ""),
-    **shared("batch_size", "dtype", "weights"),
-    "index": Flag("answer questions from this index (bertjax.embed --index)"),
-    "retriever": Flag("with --index: the model that retrieves, if it is another one"),
-    "passages": Flag("with --index: passages per question", kind=int, least=1),
+    **shared("batch_size", "dtype", "weights", "index", "retriever", "passages"),
     "threshold": Flag(
         'questions: how much better "no answer" must score to win', kind=float
     ),

@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     if args.html:
         markup = [(row.heading, row.markup) for row in rows]
         legend = "" if tasks.is_task(config) else rendering.LEGEND
-        text = rendering.to_html("Batches", results, markup, legend)
+        text = rendering.to_html(results, markup, legend)
         atomic.write_file(page, text, f"--html={args.html}")
         cli.say(f"wrote {page}")
     if args.json:

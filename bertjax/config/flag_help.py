@@ -51,6 +51,9 @@ SHARED = {
         "",
     ),
     "json": Flag("print JSON", False),
+    "index": Flag("answer questions from this index (bertjax.embed --index)"),
+    "retriever": Flag("with --index: the model that retrieves, if it is another one"),
+    "passages": Flag("with --index: passages per question", kind=int, least=1),
 }
 CONFIG = {
     "config=FILE[:ARG]": "a config file, or the name of a shipped one, such as bert.py",

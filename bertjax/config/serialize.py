@@ -55,8 +55,8 @@ def from_json(text: str, where: Any = "a run") -> ConfigDict:
         )
     optim = stored.get("optim", {})
     if "average" not in optim and optim.get("schedule") == "wsd":
-        # Written by a version whose wsd had no optim.power and
-        # recorded 1.0 for all schedules.
+        # Written by a version whose wsd had no optim.power and recorded 1.0 for all
+        # schedules.
         optim["power"] = None
     config.update(config_dict.ConfigDict(stored))
     return config
@@ -75,8 +75,8 @@ def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the keys of flat configs that differ in effect, sorted.
 
-    Of two models that are given by size, such as tiny and
-    mini, only `model.size` is listed.
+    Of two models that are given by size, such as tiny and mini, only `model.size` is
+    listed.
     """
     whole = [with_defaults(config) for config in configs]
 

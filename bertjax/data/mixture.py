@@ -105,8 +105,7 @@ class Mixture:
 
         The first component gets its share of all rows, the second its share of the
         rest, and so on: floor(share x rows + a random phase), which grows by 0 or 1
-        with
-        each row, is right on average, and is exact at the end of an epoch.
+        with each row, is right on average, and is exact at the end of an epoch.
         """
         phases = counter_rng.bits(key, np.arange(len(self.slots))[:, None])
         rows, of = end.astype(object), self.n  # Python's integers: no product overflows

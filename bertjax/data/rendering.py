@@ -204,17 +204,15 @@ LEGEND = (
 )
 
 
-def to_html(
-    title: str, statistics: Mapping[str, Any], rows: Sequence[Any], legend: str = ""
-) -> str:
+def to_html(statistics: Mapping[str, Any], rows: Sequence[Any], legend: str) -> str:
     """Return one self-contained HTML page.
 
     rows: (heading, [(name, its line as HTML)]) of each row; legend: HTML before them.
     """
     parts = [
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}"
-        f"</title><meta name=viewport content='width=device-width'><style>{_STYLE}"
-        f"</style><h1>{html.escape(title)}</h1><h2>Statistics</h2><table>"
+        "<!doctype html><html lang=en><meta charset=utf-8><title>Batches</title>"
+        f"<meta name=viewport content='width=device-width'><style>{_STYLE}</style>"
+        "<h1>Batches</h1><h2>Statistics</h2><table>"
     ]
     for key, value in statistics.items():
         if key != "batch_sha256":

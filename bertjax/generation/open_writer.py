@@ -283,14 +283,14 @@ def open_blanks(lm: sequence_scorers.LanguageModel) -> BlankModel:
     """Return the writer of a model that fills blanks."""
     from bertjax.inference import forward
 
-    parts = [part for one in lm.learnt[:1] for part in objectives.parse(one)]
-    blocks = [p.options.get("block", 0) for p in parts if p.name == "diffusion"]
+    parts = objectives.parse(lm.learnt[0])
+    blocks = (p.options.get("block", 0) for p in parts if p.name == "diffusion")
     return BlankModel(
         lm.cfg,
         forward.place_params(lm.params, lm.cfg),
         lm.tokenizer,
         lm.before,
-        int(next(iter(blocks), 0)),
+        int(next(blocks, 0)),
     )
 
 

@@ -97,18 +97,14 @@ def write_model(
     if written.num_decoder_layers:  # an absent key would mean another id there
         values = ids.to_json()
         config |= {key: values.get(key) for key in ids._fields if key in config}
-    _write_json(directory / CONFIG, config)
+    text = json.dumps(config, indent=2, sort_keys=True) + "\n"
+    (directory / CONFIG).write_text(text, "utf-8")
     if is_causal or written.num_decoder_layers:
         write_generation_config(directory, ids)
     if not tensors:
         return
     by_name = _tensors(ours, leaves, family, written, not heads)
     write_tensors(directory / read_tensors.SINGLE, by_name, {"format": "pt"})
-
-
-def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-    text = json.dumps(values, indent=2, sort_keys=True) + "\n"
-    path.write_text(text, "utf-8")
 
 
 def _adapt_embeddings(

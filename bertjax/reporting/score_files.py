@@ -77,7 +77,7 @@ def read_scores(name: str) -> list[Titled]:
                 about = zip(("step", "scorer"), rest, strict=True)
                 labels = {k: v for k, v in about if v is not None}
                 objects.append((1, {"model": model, **labels, **total(lines)}))
-        except (TypeError, AttributeError):
+        except (TypeError, AttributeError, ArithmeticError):
             raise refusal(name, 1, "scored lines of another kind") from None
     tables: list[Titled] = []
     for number, one in objects:
@@ -157,7 +157,7 @@ def read_probe(name: str) -> dict[str, Any]:
             }
             for kind, result in probe["probes"].items()
         }
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as e:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as e:
         lacks = isinstance(e, KeyError)
         why = f"it has no {e}" if lacks else "a value in it is of another kind"
         raise UserError(

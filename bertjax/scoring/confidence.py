@@ -36,6 +36,11 @@ def half_width(
     return float(error * stdtrit(n - 1, 0.975))
 
 
+def interval(name: str, width: float | None) -> dict[str, float]:
+    """Return the entry NAME_ci95 of results, none if the half-width is not known."""
+    return {} if width is None else {f"{name}_ci95": width}
+
+
 def correlation_half_width(a: np.ndarray, b: np.ndarray, ranked: bool) -> float | None:
     """Return the half-width of the 95% confidence interval of a correlation.
 

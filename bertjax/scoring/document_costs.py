@@ -26,7 +26,7 @@ from bertjax.data.corpus.sources import named_sources, parse_sources
 from bertjax.data.token_store.cache import open_cache
 from bertjax.data.token_store.encoding import Block, encode_block, pieces
 from bertjax.data.tokenizers.stream_vocab import read_streams
-from bertjax.scoring.confidence import half_width
+from bertjax.scoring.confidence import half_width, interval
 from bertjax.scoring.scorer import (
     Scores,
     heading,
@@ -201,9 +201,7 @@ def add_up(
         if not weight.sum():
             continue
         out[key] = float(value.sum() / weight.sum())
-        width = half_width(value, weight, documents)
-        if width is not None:
-            out[f"{key}_ci95"] = width
+        out |= interval(key, half_width(value, weight, documents))
     return out | {
         "tokens": int(scored.sum()),
         "unknown": int(sum((text.ids == unknown).sum() for text in texts)),

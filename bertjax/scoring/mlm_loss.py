@@ -25,7 +25,7 @@ from bertjax.models import encoder, heads
 from bertjax.objectives.losses import logits_of
 from bertjax.objectives.make_objective import make_objective
 from bertjax.objectives.token_head import sum_in_chunks
-from bertjax.scoring.confidence import Calibration, half_width
+from bertjax.scoring.confidence import Calibration, half_width, interval
 from bertjax.training import step
 
 ANSWERS = "dialogue_loss"  # report its perplexity, because nothing is masked
@@ -270,7 +270,5 @@ class Tally:
             out["bits_per_character"] = float(bits.sum() / characters.sum())
             means["bits_per_character"] = bits, characters
         for name, sums in means.items():
-            width = half_width(*sums, self.documents)
-            if width is not None:
-                out[f"{name}_ci95"] = width
+            out |= interval(name, half_width(*sums, self.documents))
         return out

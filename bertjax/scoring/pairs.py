@@ -14,6 +14,7 @@ import numpy as np
 from bertjax import UserError
 from bertjax.data.corpus.line_repair import load_json
 from bertjax.scoring import sequence_scorers
+from bertjax.scoring.confidence import interval
 from bertjax.scoring.lines import Line, read_lines
 from bertjax.scoring.pseudo_likelihoods import pick_variant
 from bertjax.scoring.scorer import Scores, identify
@@ -105,10 +106,9 @@ def compare(
     if not answers:
         raise UserError("--text: each pair has a sentence too long for the model")
     right = _by_paradigm(answers)
-    width = _half_width(right)
     out: dict[str, Any] = {
         "accuracy": _mean(right),
-        **({} if width is None else {"accuracy_ci95": width}),
+        **interval("accuracy", _half_width(right)),
         "paradigms": len(right),
         "pairs": len(answers),
         "ties": sum(a == b for a, b in zip(good, bad, strict=True) if a is not None),

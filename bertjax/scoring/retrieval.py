@@ -11,7 +11,7 @@ from bertjax.config import cli
 from bertjax.data.corpus.sources import named_sources
 from bertjax.inference import embed_texts
 from bertjax.inference.cross_encoder import CrossEncoder, rerank
-from bertjax.scoring.confidence import half_width
+from bertjax.scoring.confidence import half_width, interval
 from bertjax.scoring.scorer import Scores, scores_of_sets, two_columns
 from bertjax.storage import atomic
 from bertjax.storage.paths import expand
@@ -143,11 +143,8 @@ def measure(
     same = np.array([min(p for p in of if of[p] > 0) for of in grades])
     for name, each in search_measures.measure(found, grades).items():
         out[name] = float(each.mean())
-        width = None
         if intervals and np.ptp(each):  # otherwise the spread of queries is unknown
-            width = half_width(each, np.ones_like(each), same)
-        if width is not None:
-            out[f"{name}_ci95"] = width
+            out |= interval(name, half_width(each, np.ones_like(each), same))
     return out
 
 
@@ -195,7 +192,7 @@ def check_mining(path: str, sets: dict[str, Collection]) -> None:
     files = [file for one in sets.values() for file in one.files]
     atomic.check_out(path, "--mine", source=("--text", files))
     if len(sets) > 1:
-        raise UserError(f"--mine={path}: --text names {len(sets)} sets: one")
+        raise UserError(f"--mine={path}: --text names {len(sets)} sets: give one")
 
 
 def mine(

@@ -9,6 +9,7 @@ elbo    a bound of ln p by random masks (masked_bound.py)
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -100,11 +101,6 @@ def make_rewritten(lm: LanguageModel, options: Options) -> Score:
     return rewritten.make_scorer(lm.cfg, lm.params, lm.tokenizer, how, *more)
 
 
-def make_mntp(lm: LanguageModel, options: Options) -> Score:
-    """Build score(texts of ids) -> pseudo-log-likelihoods by masked next tokens."""
-    return make_pll(lm, options, before=True)
-
-
 def make_lm(lm: LanguageModel, options: Options) -> Score:
     """Build score(texts of ids) -> ln p in nats of texts after the begin token."""
     (cfg, steps), begin = lm.causal, lm.tokenizer.cls_id
@@ -144,7 +140,7 @@ def make_elbo(lm: LanguageModel, options: Options) -> Score:
 SCORERS: dict[str, Callable[[LanguageModel, Options], Score]] = {
     "pll": make_pll,
     "lm": make_lm,
-    "mntp": make_mntp,
+    "mntp": functools.partial(make_pll, before=True),
     "elbo": make_elbo,
 }
 # Scorer -> what a model must have been trained for, as the message denies it.

@@ -14,7 +14,7 @@ from bertjax import UserError, counted
 from bertjax.config import cli
 from bertjax.data.corpus.sources import named_sources
 from bertjax.inference import embed_texts
-from bertjax.scoring.confidence import correlation_half_width
+from bertjax.scoring.confidence import correlation_half_width, interval
 from bertjax.scoring.retrieval import say_cut
 from bertjax.scoring.scorer import Scores, scores_of_sets, two_columns
 from bertjax.tasks import metrics
@@ -97,6 +97,5 @@ def correlations(
         values[f"{name}_{how}"] = metrics.METRICS[name](similarity, scores)
         ranked = name == "spearman"
         width = correlation_half_width(similarity, scores, ranked)
-        if width is not None:
-            values[f"{name}_{how}_ci95"] = width
+        values |= interval(f"{name}_{how}", width)
     return values

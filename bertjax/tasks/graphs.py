@@ -315,9 +315,7 @@ def _unknown(what: str, name: str, known: Iterable[str], place: str) -> UserErro
     return UserError(f"{place}: the {what} {name!r} is in no training triple{meant}")
 
 
-def check_queries(
-    triples: Sequence[Triple], labelled: bool, asks: str = "head, or of the tail"
-) -> None:
+def check_queries(triples: Sequence[Triple], labelled: bool, asks: str) -> None:
     """Raise UserError, naming the place, for a BLANK in labeled triples, and for
     queries that do not have exactly one BLANK, in the right part.
 

@@ -77,29 +77,6 @@ def _digest(facts: Mapping[str, Any]) -> str:
     return "".join(facts["sha256"][name] for name in (PASSAGES, VECTORS))
 
 
-def check_vectors(
-    path: str, key: str, width: int | None, pooling: str, normalize: bool
-) -> None:
-    """Raise UserError if an index's vectors are made in another way than the queries'.
-
-    width: of the vectors, None if not known yet.
-    """
-    facts = read_facts(path, key)
-    how = facts["how"]
-    # Unless vectors are compared by inner products, those of an index are normalized.
-    own = {"normalize": how.get("normalize", False) or not how.get("dot", False)}
-    own |= {"width": facts.get("width"), "pooling": how.get("pooling")}
-    wanted = {"width": width, "pooling": pooling, "normalize": normalize}
-    for name, value in wanted.items():
-        if None not in (own[name], value) and own[name] != value:
-            same = "" if name == "width" else f"give task.{name}={own[name]}, or "
-            raise UserError(
-                f"{key}={path} has vectors of {name}={own[name]}, and those of "
-                f"questions have {name}={value}: {same}make it by the model that "
-                "init_from names (bertjax.embed --index)"
-            )
-
-
 def check_model(
     facts: Mapping[str, Any], index: str, digests: Sequence[str], where: str, say: Say
 ) -> None:

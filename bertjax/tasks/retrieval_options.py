@@ -67,6 +67,27 @@ def hidden_size(config: ConfigDict) -> int | None:
     return in_effect(config.model.to_dict()).get("hidden_size")
 
 
+def check_vectors(config: ConfigDict) -> None:
+    """Raise UserError if the vectors of task.index are made in another way than the
+    queries'."""
+    task = config.task
+    facts = read_facts(task.index, "task.index")
+    how = facts["how"]
+    # Unless vectors are compared by inner products, those of an index are normalized.
+    own = {"normalize": how.get("normalize", False) or not how.get("dot", False)}
+    own |= {"width": facts.get("width"), "pooling": how.get("pooling")}
+    wanted = {"width": hidden_size(config)}
+    wanted |= {"pooling": task.pooling, "normalize": task.normalize}
+    for name, value in wanted.items():
+        if None not in (own[name], value) and own[name] != value:
+            same = "" if name == "width" else f"give task.{name}={own[name]}, or "
+            raise UserError(
+                f"task.index={task.index} has vectors of {name}={own[name]}, and those "
+                f"of questions have {name}={value}: {same}make it by the model that "
+                "init_from names (bertjax.embed --index)"
+            )
+
+
 def check_widths(config: ConfigDict) -> None:
     """Raise UserError for widths greater than that of the model's vectors."""
     size = hidden_size(config)

@@ -164,12 +164,12 @@ def test_the_two_sides_of_a_row():
 def test_a_page_escapes_what_it_shows():
     tokens = show_row(inspected(), TOKENIZER, 0)
     page = to_html(
-        "a < b",
         {"unit_lengths": {"1": 3}, "fill": 0.5},
         [("<row>", [(s, stage_html(tokens, s)) for s in ("chosen", "corrupted")])],
+        "",
     )
     assert "<b>" not in page.replace("<b>&lt;row&gt;</b>", "")
-    assert "&lt;b&gt;" in page and "a &lt; b" in page
+    assert "&lt;b&gt;" in page
     assert "http" not in page  # the page loads nothing
     assert page.count("class='masked'") == 2  # chosen, corrupted
 

@@ -277,6 +277,7 @@ def test_probes_are_drawn_too(tmp_path):
         ({"probes": 3}, "a value in it is of another kind"),
         ({"rows": {}}, "it has no 'train'"),
         ({"majority": "x"}, "a value in it is of another kind"),
+        ({"majority": 10**400}, "a value in it is of another kind"),
     ],
 )
 def test_what_is_no_probe(tmp_path, changed, words):

@@ -203,6 +203,7 @@ def test_lines_of_several_scorers(tmp_path):
         ('{"step": 1, "a": {"b": [1]}}', ", line 1: .*: b is no score"),
         (json.dumps(LINE | {"score": "x"}), ", line 1: nothing that"),
         (json.dumps(LINE | {"score": -1, "model": []}), ", line 1: nothing that"),
+        (json.dumps(LINE | {"score": -1, "tokens": 0}), ", line 1: nothing that"),
         (None, ": there is no such file"),
     ],
 )

@@ -22,8 +22,7 @@ from bertjax.data.corpus.line_repair import (
 )
 
 # A piece may begin after a line end and a blank line. The white space in a blank line
-# is
-# what `line_repair.clean` and `strip` remove. Rarer characters and longer lines are
+# is what `line_repair.clean` and `strip` remove. Rarer characters and longer lines are
 # missing here: then a place for a cut is missed, but no document is lost.
 _WHITE = rb"(?:[\x00-\x09\x0b\x0c\x0e-\x20]|\xc2\xa0|\xe3\x80\x80){0,99}[\r\n]"
 _BLANK = re.compile(rb"(?:\n|\r(?!\n))" + _WHITE)

@@ -4,9 +4,8 @@
 A sentence ends at . ! ? … and any closing marks after it (quotes, brackets, footnote
 numbers) before a space, unless the text continues in lower case or with punctuation, or
 the full stop belongs to an abbreviation, an initial or a list number. The full stops of
-Chinese, Japanese, Burmese, Khmer and others end a sentence without a space; the
-property
-Sentence_Terminal of Unicode 17 (UAX #29) defines which characters are full stops.
+Chinese, Japanese, Burmese, Khmer and others end a sentence without a space; Unicode 17
+(UAX #29, Sentence_Terminal) defines which characters are full stops.
 
 Thai and Lao have no full stops: there each line is a sentence. docs/data.md explains
 why no library does this.

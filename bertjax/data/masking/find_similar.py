@@ -120,8 +120,7 @@ class _Sentences:
         for end in self.numbered.ends.tolist():
             numbers = text[start:end].tolist()
             yield [names[i] for i in numbers if 0 <= i < len(names)]
-            if self.progress is not None:
-                self.progress.add(end - start)
+            self.progress.add(end - start)
             start = end
 
 
@@ -130,7 +129,7 @@ def import_word2vec() -> Any:
     return registry.import_extra("gensim.models.word2vec", "similar", "--similar")
 
 
-def learn_vectors(numbered: Numbered, n: int, progress: Any = None) -> np.ndarray:
+def learn_vectors(numbered: Numbered, n: int, progress: Any) -> np.ndarray:
     """Train word2vec vectors (skip-gram) for the n most frequent words, f32 [n, D].
 
     gensim trains in one thread, so that the same text gives the same vectors. progress:
@@ -140,8 +139,8 @@ def learn_vectors(numbered: Numbered, n: int, progress: Any = None) -> np.ndarra
     word2vec = import_word2vec()
     names = [str(i) for i in range(n)]
     sentences = _Sentences(numbered, names, progress)
-    if progress is not None:  # gensim reads the text once more, to count the words
-        progress.total = len(numbered.text) * (SETTINGS["epochs"] + 1)
+    # gensim reads the text once more, to count the words
+    progress.total = len(numbered.text) * (SETTINGS["epochs"] + 1)
     if not (numbered.count[:n] >= RARE).any():
         raise UserError(f"--similar: no word of data.train occurs {RARE} times")
     model = word2vec.Word2Vec(sentences, min_count=RARE, workers=1, **SETTINGS)
@@ -177,9 +176,7 @@ def nearest_words(
     return near
 
 
-def similar_by_text(
-    stores: Sequence[Any], tokenizer: Any, progress: Any = None
-) -> Words:
+def similar_by_text(stores: Sequence[Any], tokenizer: Any, progress: Any) -> Words:
     """Find similar words by word vectors trained on the text of token stores.
 
     progress: as in `learn_vectors`. Raises UserError.

@@ -62,8 +62,7 @@ class Masking:
         training text).
     eligible: what may be predicted: "text" (nothing special), "unknown" (text and the
         unknown token) or "all" (every real token).
-    random_from: the ids that random tokens are drawn from: "text" or "vocabulary"
-    (all).
+    random_from: the ids random tokens are drawn from: "text" or "vocabulary" (all).
     """
 
     rate: float = 0.15

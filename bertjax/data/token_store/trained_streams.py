@@ -3,7 +3,7 @@
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from bertjax.data.tokenizers.tokenizer import STREAMS, Tokenizer
 
 def add_vocabs(
     tokenizer: Tokenizer,
-    sources: Iterable[Source],
+    sources: Sequence[Source],
     cache: Cache,
     data: Any,
     say: Callable[[str], None],
@@ -52,7 +52,6 @@ def add_vocabs(
     lacking = {name: cap for name, cap in caps.items() if name not in known}
     if not lacking:
         return tokenizer
-    sources = list(sources)
     settings = {
         "fingerprints": [s.fingerprint(os.fspath(cache.root), say) for s in sources],
         "cleaning": CLEANING,
@@ -87,12 +86,11 @@ def add_vocabs(
 
 
 def _count(
-    sources: Iterable[Source], caps: Mapping[str, int], max_line_bytes: int
+    sources: Sequence[Source], caps: Mapping[str, int], max_line_bytes: int
 ) -> dict[str, StreamVocab]:
     counts: dict[str, dict[str, Counter[str]]] = {
         name: defaultdict(Counter) for name in caps
     }
-    sources = [*sources]
     for source in sources:
         for document in source.documents(Counts(), max_line_bytes):
             count_values(document.values or (), caps, counts)

@@ -24,8 +24,7 @@ from bertjax.data.tokenizers.tokenizer_json import json_files
 from bertjax.data.tokenizers.vocab_files import read_lines
 
 # The score of a new word exceeds that of its n old pieces by n * n times this. So it
-# also
-# exceeds the scores of new words within it, by more than a float32 loses.
+# also exceeds the scores of new words within it, by more than a float32 loses.
 MARGIN = 1e-4
 
 

@@ -13,8 +13,7 @@ from bertjax.data.tokenizers.tokenizer_json import special_tokens
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(1, 6)
 UNUSED_SCORE = -1e6  # score of a piece that no text yields
 # str.lower does this and the library's Lowercase does not: a capital sigma at the end
-# of
-# a word becomes another letter than one within it (Unicode, Final_Sigma).
+# of a word becomes another letter than one within it (Unicode, Final_Sigma).
 CASED, IGNORED = r"[\p{Lu}\p{Ll}\p{Lt}]", r"[\p{Mn}\p{Me}\p{Cf}\p{Lm}\p{Sk}'’.·:]"
 FINAL_SIGMA = rf"(?<={CASED}|{CASED}{IGNORED})Σ(?!{IGNORED}*{CASED})"
 LOWER: list[dict[str, Any]] = [

@@ -68,8 +68,7 @@ def read_streams(written: str) -> dict[str, int]:
     {'speaker': 65534, 'type': 50000}
 
     Raises UserError for a name that is invalid, taken or given twice, and for an
-    invalid
-    number.
+    invalid number.
     """
     where = f"data.streams={written}"
     caps: dict[str, int] = {}

@@ -23,15 +23,10 @@ from bertjax.tasks.open_questions import (
     passages_of,
     read_found,
 )
-from bertjax.tasks.passage_index import (
-    Passage,
-    PassageIndex,
-    check_vectors,
-    digest_of,
-)
+from bertjax.tasks.passage_index import Passage, PassageIndex, digest_of
 from bertjax.tasks.retrieval_options import (
     check_pooling,
-    hidden_size,
+    check_vectors,
     index_facts,
     pooling_options,
 )
@@ -136,8 +131,7 @@ def _check(config: ConfigDict) -> None:
     registry.pick("task.marginal", task.marginal, marginals)
     if task.index:
         check_pooling(config)
-        how = hidden_size(config), task.pooling, task.normalize
-        check_vectors(task.index, KEY, *how)
+        check_vectors(config)
         if task.text_pair:
             raise UserError(
                 f"task.text_pair={task.text_pair} names passages of rows, and "

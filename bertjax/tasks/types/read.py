@@ -32,10 +32,10 @@ from bertjax.tasks.open_questions import (
     read_found,
     widen,
 )
-from bertjax.tasks.passage_index import Passage, PassageIndex, check_vectors
+from bertjax.tasks.passage_index import Passage, PassageIndex
 from bertjax.tasks.retrieval_options import (
     check_pooling,
-    hidden_size,
+    check_vectors,
     index_facts,
     pooling_options,
 )
@@ -366,8 +366,7 @@ def _check(config: ConfigDict) -> None:
     if not config.task.text_pair:
         raise UserError("task.text_pair is empty: name the column of the passages")
     if config.task.index:
-        how = hidden_size(config), config.task.pooling, config.task.normalize
-        check_vectors(config.task.index, "task.index", *how)
+        check_vectors(config)
 
 
 def _head_options(task: ConfigDict, labels: Any) -> dict[str, Any]:
