@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Data sets of TensorFlow Datasets on this machine."""
 
+import contextlib
 import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -59,7 +60,9 @@ def read_split(
     import tensorflow as tf
     import tensorflow_datasets as tfds
 
-    tf.config.set_visible_devices([], "GPU")  # the accelerator is for jax
+    # The accelerator is for jax alone. RuntimeError: tensorflow has already started.
+    with contextlib.suppress(RuntimeError):
+        tf.config.set_visible_devices([], "GPU")
     decoders = tfds.decode.PartialDecoding(dict.fromkeys(features, True))
     data = builder.as_dataset(split=split, shuffle_files=False, decoders=decoders)
     for example in tfds.as_numpy(data):
