@@ -144,14 +144,7 @@ def apply_layer(
         keys = (None, None) if rng is None else jax.random.split(fold_in(rng, 3))
         y, cache = cross_attention(params["cross"], cfg, x, b, memory, keys[0], cache)
         x = add_attended(params["cross"], cfg, x, y, keys[1])
-    pre = cfg.norm_position == "pre"
-    p = params["mlp"]
-    with jax.named_scope("mlp"):
-        y = normalize(p["norm"], cfg, x) if pre else x
-        y = mlp(p, cfg, y, tap)
-        x = x + dropout(y, cfg.hidden_dropout_prob, rngs[2])
-        x = x if pre else normalize(p["norm"], cfg, x)
-    return x.reshape(b, -1, d), cache
+    return add_mlp(params["mlp"], cfg, x, rngs[2], tap).reshape(b, -1, d), cache
 
 
 def self_attention(
@@ -346,9 +339,22 @@ def normalize_heads(cfg: EncoderConfig, x: jax.Array) -> jax.Array:
     return layer_norm({}, each, cfg.layer_norm_eps, "rms_norm").reshape(x.shape)
 
 
-def mlp(
-    params: Params, cfg: EncoderConfig, x: jax.Array, tap: Tap | None = None
+def add_mlp(
+    params: Params,
+    cfg: EncoderConfig,
+    x: jax.Array,
+    rng: jax.Array | None,
+    tap: Tap | None = None,
 ) -> jax.Array:
+    """Run the MLP on the residual stream x [T, D], and add its result to it."""
+    with jax.named_scope("mlp"):
+        pre = cfg.norm_position == "pre"
+        y = mlp(params, cfg, normalize(params["norm"], cfg, x) if pre else x, tap)
+        x = x + dropout(y, cfg.hidden_dropout_prob, rng)
+        return x if pre else normalize(params["norm"], cfg, x)
+
+
+def mlp(params: Params, cfg: EncoderConfig, x: jax.Array, tap: Tap | None) -> jax.Array:
     """Run the MLP on x [T, D], gated (Shazeer 2020, equation 5) or plain."""
     if tap is not None:
         tap("mlp/up", x)
