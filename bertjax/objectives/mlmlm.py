@@ -21,7 +21,7 @@ from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import Encoded
 from bertjax.models.flops import head_flops
 from bertjax.models.layers import Params
-from bertjax.objectives.base import Batch, Head, Labels, Sum
+from bertjax.objectives.base import Batch, Head, Sum
 from bertjax.objectives.entity_ranks import best_candidates, check_top, count_above
 from bertjax.objectives.task_head import weights_of
 from bertjax.objectives.token_head import PARAMS, score_in_chunks, sum_in_chunks
@@ -49,18 +49,14 @@ def candidate_sums(
     return jax.lax.scan(add, zeros, jnp.arange(log_p.shape[1]))[0]
 
 
-def make_labels(masks: int) -> Labels:
-    """Make Head.labels for batches with `masks` masks per row."""
-
-    def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-        shape = rows, min(masks, length)
-        weights = jax.ShapeDtypeStruct(shape, jnp.float32)
-        right = jax.ShapeDtypeStruct((rows,), jnp.int32)
-        names = "mlm_positions", "mlm_ids"
-        found = {name: jax.ShapeDtypeStruct(shape, jnp.int32) for name in names}
-        return {**found, "mlm_weights": weights, "right_entities": right}
-
-    return labels
+def labels(masks: int, rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Describe the arrays of a batch with `masks` masks per row."""
+    shape = rows, min(masks, length)
+    weights = jax.ShapeDtypeStruct(shape, jnp.float32)
+    right = jax.ShapeDtypeStruct((rows,), jnp.int32)
+    names = "mlm_positions", "mlm_ids"
+    found = {name: jax.ShapeDtypeStruct(shape, jnp.int32) for name in names}
+    return {**found, "mlm_weights": weights, "right_entities": right}
 
 
 def make_head(
@@ -128,7 +124,7 @@ def make_head(
         reads="mlm_positions",
         params=PARAMS,
         outputs=outputs,
-        labels=make_labels(masks),
+        labels=partial(labels, masks),
         flops=head_flops,
         task_type="mlmlm",
     )

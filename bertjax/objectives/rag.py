@@ -25,7 +25,7 @@ from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import without_pooler
 from bertjax.models.layers import Params
 from bertjax.objectives import find_passages, seq2seq
-from bertjax.objectives.base import Batch, Labels, Objective, Sum, Term
+from bertjax.objectives.base import Batch, Objective, Sum, Term
 from bertjax.objectives.find_passages import Finder
 from bertjax.objectives.read import passage_log_probs
 from bertjax.objectives.task_head import weights_of
@@ -167,7 +167,7 @@ def make_objective(
         weights=lambda batch: {f"{NAME}_loss": jnp.sum(own_weights(batch))},
         sums=sums,
         evaluate=evaluate,
-        labels=make_labels(cfg, target_length, passages),
+        labels=functools.partial(labels, cfg, target_length, passages),
         task_type=NAME,
         flops=None if finder else whole.flops,
         tables=finder.tables if finder else {},
@@ -176,23 +176,21 @@ def make_objective(
     return objective, cfg
 
 
-def make_labels(cfg: EncoderConfig, target_length: int, passages: int) -> Labels:
-    """Make Head.labels for batches with `passages` passages per row."""
-    of_rows = seq2seq.make_labels(cfg, target_length)
+def labels(
+    cfg: EncoderConfig, target_length: int, passages: int, rows: int, length: int
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Describe the arrays of a batch with `passages` passages per row."""
 
-    def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-        def wide(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((rows, passages, *shape[1:]), dtype)
+    def wide(dtype: Any, *sizes: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((rows, passages, *sizes), dtype)
 
-        own = of_rows(rows, length)
-        found = {
-            name: own[name] if name in ROW else wide(own[name].shape, own[name].dtype)
-            for name in own
-        }
-        for name in ("input_ids", "attention_mask"):
-            found[name] = wide((rows, length), jnp.int32)
-        for name in ("passage_scores", "passage_weights"):
-            found[name] = wide((rows,), jnp.float32)
-        return found
-
-    return labels
+    own = seq2seq.labels(cfg, target_length, rows, length)
+    found = {
+        name: one if name in ROW else wide(one.dtype, *one.shape[1:])
+        for name, one in own.items()
+    }
+    for name in ("input_ids", "attention_mask"):
+        found[name] = wide(jnp.int32, length)
+    for name in ("passage_scores", "passage_weights"):
+        found[name] = wide(jnp.float32)
+    return found
