@@ -69,8 +69,7 @@ def check_freeze(config: ConfigDict, objectives: Iterable[Any]) -> None:
     zeros = read_keep_zeros(config.optim.keep_zeros)
     if not rules and not zeros:
         return
-    key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype)
-    trees = [jax.eval_shape(objective.init, key) for objective in objectives]
+    trees = [jax.eval_shape(each.init, jax.random.key(0)) for each in objectives]
     leaves = itertools.chain.from_iterable(map(tree_leaves_with_path, trees))
     paths = [path_name(path) for path, _ in leaves]
     frozen.check_rules(paths, rules)
@@ -139,8 +138,7 @@ def join_objectives(objectives: Sequence[Any]) -> list[Any]:
     """
     if len(objectives) == 1:
         return [*objectives]
-    key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype)
-    trees = [jax.eval_shape(objective.init, key) for objective in objectives]
+    trees = [jax.eval_shape(each.init, jax.random.key(0)) for each in objectives]
     check_shapes(trees)
     parts = [{*tree, TEACHER, TABLES} for tree in trees]
     rows = itertools.chain.from_iterable(o.shardings for o in objectives)
