@@ -3,7 +3,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -240,10 +240,6 @@ def _differences(config: ConfigDict, path: Any) -> list[str] | None:
     return [f"{key}={theirs[key]}" for key in sorted(keys) if theirs[key] != ours[key]]
 
 
-def _has_generator(shapes: Iterable[str]) -> bool:
-    return any(path.startswith("generator/") for path in shapes)
-
-
 class SavedParams:
     """A checkpoint's parameters, or their average, read like an imported model's."""
 
@@ -317,7 +313,7 @@ def take(
         say(f"init_from={path}: it has other labels, so the head is newly initialized")
     part = params_part(source)
     whole = source if isinstance(source, hf_read.Imported) else SavedParams(source)
-    is_pair = _has_generator(whole.describe())
+    is_pair = any(path.startswith("generator/") for path in whole.describe())
     if is_pair != ("generator" in params) and "mlm" in params:
         # A pair's head for masked tokens is the generator's, which has another width.
         what = "it becomes the discriminator; the generator"

@@ -52,19 +52,9 @@ def write_workdir(into: Path, read: Read, model: LoadedModel) -> None:
     (into / "config.json").write_text(serialize.to_json(config), "utf-8")
     (into / "overrides.json").write_text("{}\n", "utf-8")
     saved = Checkpoints(into, keep_last=2, keep_every=None)
-    keys = (
-        "config",
-        "tokenizer",
-        "hf",
-        "hf_config",
-        "generation",
-        "task",
-        "compressed",
-        "index_model",
-    )
-    facts = {key: meta[key] for key in keys if key in meta} | {"tokens": 0}
-    sentences = sentence_options(source, meta)
-    facts["sentences"] = dataclasses.asdict(sentences)
+    keys = "config tokenizer hf hf_config generation task compressed index_model"
+    facts = {key: meta[key] for key in keys.split() if key in meta} | {"tokens": 0}
+    facts["sentences"] = dataclasses.asdict(sentence_options(source, meta))
     saved.save(0, {"params": read()}, facts)
     saved.close()
 
