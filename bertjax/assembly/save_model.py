@@ -173,7 +173,11 @@ def save_model(
     UserError if the directory exists already or the format cannot represent the model.
     """
     write = registry.pick(flags[1], form, FORMS)
-    what = f"{flags[0]}={target}"
-    into = check_target(target, what)
-    if not directories.make_whole(into, lambda draft: write(draft, read, model), what):
+    write_new(target, flags[0], lambda draft: write(draft, read, model))
+
+
+def write_new(target: str, flag: str, write: Callable[[Path], None]) -> None:
+    """Write a new directory, whole or not at all. Raises UserError if it exists."""
+    what = f"{flag}={target}"
+    if not directories.make_whole(check_target(target, what), write, what):
         raise UserError(f"{what} exists already: another process has just made it")

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 from bertjax import UserError
 from bertjax.assembly.models import LoadedModel
-from bertjax.assembly.save_model import check_target
+from bertjax.assembly.save_model import write_new
 from bertjax.serving.onnx_int8 import KINDS
-from bertjax.storage import directories
 
 FORMATS = ("stablehlo", "onnx")
 
@@ -90,7 +89,5 @@ def export_model(
         from bertjax.serving.gate import open_gate
 
         gate = open_gate(options.gate, model, served, where, options.weights)
-    into = check_target(target, f"--to={target}")
-    if not directories.make_whole(into, write, f"--to={target}"):
-        raise UserError(f"--to={target} exists already: another process has made it")
+    write_new(target, "--to", write)
     return facts
