@@ -13,7 +13,7 @@ import numpy as np
 from bertjax import UserError, counted, registry
 from bertjax.models.attention_mask import FULL, AttentionMask, MaskKind, mask_kind
 from bertjax.models.config import EncoderConfig
-from bertjax.models.layers import dropout, store_rows
+from bertjax.models.layers import Rng, dropout, store_rows
 from bertjax.parallel.sharding import index_along, per_device, size_along
 
 # A backend computes `attend` from (q, k, v, mask, rate, rng). `make_attention` of a
@@ -37,7 +37,7 @@ def attend(
     v: jax.Array,
     mask: AttentionMask,
     rate: float,
-    rng: jax.Array | None,
+    rng: Rng,
     backend: str = "xla",
 ) -> jax.Array:
     """Compute scaled dot-product attention (Vaswani et al. 2017, equation 1).

@@ -8,6 +8,7 @@ import numpy as np
 from bertjax.models.config import EncoderConfig, read_id_streams
 from bertjax.models.layers import (
     Params,
+    Rng,
     count_up,
     dropout,
     fold_in,
@@ -23,7 +24,7 @@ def embed(
     params: Params,
     cfg: EncoderConfig,
     batch: dict[str, jax.Array],
-    rng: jax.Array | None = None,
+    rng: Rng = None,
     inputs: jax.Array | None = None,
 ) -> jax.Array:
     """Return the input of the first layer, [B, L, D] in cfg.dtype; rng: the encoder's.

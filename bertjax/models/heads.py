@@ -10,6 +10,7 @@ from bertjax.models.config import EncoderConfig
 from bertjax.models.initializers import draw_params
 from bertjax.models.layers import (
     Params,
+    Rng,
     activate,
     draw,
     dropout,
@@ -224,7 +225,7 @@ def task_shardings(name: str) -> tuple[tuple[str, str], ...]:
 
 
 def task_logits(
-    params: Params, cfg: EncoderConfig, vectors: jax.Array, rng: jax.Array | None = None
+    params: Params, cfg: EncoderConfig, vectors: jax.Array, rng: Rng = None
 ) -> jax.Array:
     """Return f32 logits [..., C] of a task from vectors [..., D].
 

@@ -29,6 +29,7 @@ from bertjax.models.embeddings import (
 )
 from bertjax.models.layers import (
     Params,
+    Rng,
     activate,
     count_up,
     dropout,
@@ -109,7 +110,7 @@ def apply_layer(
     cfg: EncoderConfig,
     x: jax.Array,
     inputs: tuple[AttentionInputs, ...],
-    rng: jax.Array | None,
+    rng: Rng,
     depth: dict[str, jax.Array],
     positions: jax.Array | None = None,
     earlier: Earlier = NOTHING,
@@ -153,7 +154,7 @@ def self_attention(
     x: jax.Array,
     residual: jax.Array,
     inputs: tuple[AttentionInputs, ...],
-    rng: jax.Array | None,
+    rng: Rng,
     depth: dict[str, jax.Array],
     positions: jax.Array | None,
     earlier: Earlier,
@@ -217,7 +218,7 @@ def cross_attention(
     x: jax.Array,
     rows: int,
     memory: MemoryInputs,
-    rng: jax.Array | None,
+    rng: Rng,
     cache: LayerCache | None,
 ) -> tuple[jax.Array, LayerCache | None]:
     """Attend from x [B T, D], which has `rows` rows, to the memory: [B T, D].
@@ -246,11 +247,7 @@ def cross_attention(
 
 
 def add_attended(
-    params: Params,
-    cfg: EncoderConfig,
-    residual: jax.Array,
-    y: jax.Array,
-    rng: jax.Array | None,
+    params: Params, cfg: EncoderConfig, residual: jax.Array, y: jax.Array, rng: Rng
 ) -> jax.Array:
     """Project an attention's result [T, D] and add it to the residual stream."""
     with jax.named_scope("attention_out"):
@@ -340,11 +337,7 @@ def normalize_heads(cfg: EncoderConfig, x: jax.Array) -> jax.Array:
 
 
 def add_mlp(
-    params: Params,
-    cfg: EncoderConfig,
-    x: jax.Array,
-    rng: jax.Array | None,
-    tap: Tap | None = None,
+    params: Params, cfg: EncoderConfig, x: jax.Array, rng: Rng, tap: Tap | None = None
 ) -> jax.Array:
     """Run the MLP on the residual stream x [T, D], and add its result to it."""
     with jax.named_scope("mlp"):

@@ -31,7 +31,7 @@ from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import Encoded
 from bertjax.models.flops import head_flops
 from bertjax.models.initializers import draw_params
-from bertjax.models.layers import Params, dropout, layer_norm, lookup, norm_specs
+from bertjax.models.layers import Params, Rng, dropout, layer_norm, lookup, norm_specs
 from bertjax.objectives.base import NO_TOKENIZER, Batch, Head, Labels, Sum
 from bertjax.objectives.entity_ranks import best_candidates, check_top, count_above
 from bertjax.objectives.losses import check_shapes
@@ -131,14 +131,14 @@ def init_product(rng: jax.Array, cfg: EncoderConfig) -> Params:
 
 
 def read_hidden(
-    params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Any
+    params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Rng
 ) -> jax.Array:
     """Return the input of the head's transform: the hidden states, [B, S, D]."""
     return encoded.hidden
 
 
 def read_product(
-    params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Any
+    params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Rng
 ) -> jax.Array:
     """Return hidden states times the embeddings of the given entities, [B, S, D]."""
     given = batch["complete_given"]
@@ -146,11 +146,7 @@ def read_product(
 
 
 def multiply_by_given(
-    params: Params,
-    cfg: EncoderConfig,
-    hidden: jax.Array,
-    given: jax.Array,
-    rng: jax.Array | None,
+    params: Params, cfg: EncoderConfig, hidden: jax.Array, given: jax.Array, rng: Rng
 ) -> jax.Array:
     """Multiply hidden [B, S, D] by the embeddings of the tokens `given` i32 [B, S].
 
@@ -225,7 +221,7 @@ def make_candidate_head(
         return {f"{name}_loss": jnp.sum(slot_weights(batch))}
 
     def sums(
-        params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Any
+        params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Rng
     ) -> dict[str, Sum]:
         if ids_name not in batch:  # rows to answer, without known answers
             return {}

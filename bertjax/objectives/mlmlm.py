@@ -20,7 +20,7 @@ from bertjax.models import heads
 from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import Encoded
 from bertjax.models.flops import head_flops
-from bertjax.models.layers import Params
+from bertjax.models.layers import Params, Rng
 from bertjax.objectives.base import Batch, Head, Sum
 from bertjax.objectives.entity_ranks import best_candidates, check_top, count_above
 from bertjax.objectives.task_head import weights_of
@@ -79,7 +79,7 @@ def make_head(
         return {"mlm_loss": jnp.sum(slot_weights(batch))}
 
     def sums(
-        params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Any
+        params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Rng
     ) -> dict[str, Sum]:
         if "mlm_ids" not in batch:  # rows to answer, without known answers
             return {}

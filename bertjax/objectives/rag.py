@@ -23,7 +23,7 @@ from bertjax import UserError
 from bertjax.models import decoder, encoder
 from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import without_pooler
-from bertjax.models.layers import Params
+from bertjax.models.layers import Params, Rng
 from bertjax.objectives import find_passages, seq2seq
 from bertjax.objectives.base import Batch, Objective, Sum, Term
 from bertjax.objectives.find_passages import Finder
@@ -85,7 +85,7 @@ def by_passage(batch: Batch) -> dict[str, jax.Array]:
 
 
 def read_targets(
-    params: Params, cfg: EncoderConfig, batch: Batch, rng: jax.Array | None
+    params: Params, cfg: EncoderConfig, batch: Batch, rng: Rng
 ) -> jax.Array:
     """Return ln p(y_i | x, z, y<i), f32 [B, k, T]; params: gathered."""
     rows, (b, k) = by_passage(batch), batch["passage_scores"].shape
@@ -136,18 +136,18 @@ def make_objective(
     own_weights = functools.partial(weights_of, "lm_weights")
     join = token_log_probs if marginal == "token" else sequence_log_probs
 
-    def find(params: Params, batch: Batch, rng: Any = None) -> Batch:
+    def find(params: Params, batch: Batch, rng: Rng = None) -> Batch:
         """Return the batch with passages; params: gathered."""
         if finder is None:
             return batch
         return find_passages.find(params, cfg, batch, finder, rng)
 
-    def log_probs(params: Params, batch: Batch, rng: Any) -> jax.Array:
+    def log_probs(params: Params, batch: Batch, rng: Rng) -> jax.Array:
         known = passage_log_probs(batch["passage_scores"], batch, temperature)
         likely = read_targets(params, cfg, batch, rng)
         return join(likely, known, own_weights(batch))
 
-    def sums(params: Params, batch: Batch, rng: Any) -> dict[str, Term]:
+    def sums(params: Params, batch: Batch, rng: Rng) -> dict[str, Term]:
         params = gather_params(params, cfg.dtype, whole.shardings)
         nats = -jnp.sum(log_probs(params, find(params, batch, rng), rng))
         return {f"{NAME}_loss": Sum(nats, jnp.sum(own_weights(batch)))}

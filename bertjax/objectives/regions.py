@@ -20,6 +20,7 @@ from bertjax.models.config import EncoderConfig
 from bertjax.models.flops import encoder_flops, head_flops
 from bertjax.models.layers import (
     Params,
+    Rng,
     activate,
     draw,
     layer_norm,
@@ -78,7 +79,7 @@ def make_objective(
     wanted = tuple(TERMS[kind] for kind in kinds.split("/"))
 
     def evaluate(
-        params: Params, batch: Batch, rng: jax.Array | None = None
+        params: Params, batch: Batch, rng: Rng = None
     ) -> tuple[dict[str, Term], dict[str, jax.Array]]:
         terms, outputs = score(cfg, params, batch, rng)
         return {k: v for k, v in terms.items() if k.startswith(wanted)}, outputs
@@ -186,7 +187,7 @@ def embed_regions(params: Params, cfg: EncoderConfig, batch: Batch) -> jax.Array
 
 
 def encode(
-    params: Params, cfg: EncoderConfig, batch: Batch, rng: jax.Array | None, at: Any
+    params: Params, cfg: EncoderConfig, batch: Batch, rng: Rng, at: Any
 ) -> jax.Array:
     """Encode L words and R regions after them; return hidden [B, P, D] at `at`.
 
@@ -212,7 +213,7 @@ def encode(
 
 
 def score(
-    cfg: EncoderConfig, params: Params, batch: Batch, rng: jax.Array | None
+    cfg: EncoderConfig, params: Params, batch: Batch, rng: Rng
 ) -> tuple[dict[str, Term], dict[str, jax.Array]]:
     """Encode a batch, and compute the losses of masked words, regions and pairs.
 

@@ -38,6 +38,7 @@ from bertjax.models.flops import encoder_flops, flops_per_token, head_flops
 from bertjax.models.layer_specs import layer_specs
 from bertjax.models.layers import (
     Params,
+    Rng,
     count_up,
     draw,
     fold_in,
@@ -153,7 +154,7 @@ def sums(
     rate: float,
     params: Params,
     batch: Batch,
-    rng: jax.Array | None,
+    rng: Rng,
 ) -> dict[str, Term]:
     """Predict the masked tokens with the encoder, and every token with the decoder."""
     params = gather_params(params, cfg.dtype, SHARDINGS)
@@ -169,7 +170,7 @@ def sums(
 
 
 def encode(
-    params: Params, cfg: EncoderConfig, batch: Batch, rng: jax.Array | None
+    params: Params, cfg: EncoderConfig, batch: Batch, rng: Rng
 ) -> tuple[jax.Array, jax.Array]:
     """Return the hidden states of the masked tokens, [B, P, D], and sequence vectors.
 
@@ -210,7 +211,7 @@ def decode(
     batch: Batch,
     vectors: jax.Array,
     visible: jax.Array,
-    rng: jax.Array | None,
+    rng: Rng,
 ) -> jax.Array:
     """Run the decoder: hidden [B, L, D], to predict each token.
 

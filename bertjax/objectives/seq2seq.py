@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from bertjax.models import decoder
 from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import Encoded, without_pooler
-from bertjax.models.layers import Params
+from bertjax.models.layers import Params, Rng
 from bertjax.objectives import denoise
 from bertjax.objectives.base import Batch, Objective, Term
 from bertjax.objectives.combine import combine
@@ -69,13 +69,13 @@ def of_decoder(cfg: EncoderConfig) -> Objective:
     """Build the objective with a decoder, which attends to the encoded source."""
     head = make_token_head(NAME, frozenset(), everywhere=True)
 
-    def run(params: Params, batch: Batch, rng: Any) -> tuple[Params, Encoded]:
+    def run(params: Params, batch: Batch, rng: Rng) -> tuple[Params, Encoded]:
         params, batch = gather_params(params, cfg.dtype), dict(batch)
         memory = decoder.encode(params, cfg, batch, rng)
         hidden = decoder.apply(params, cfg, batch, memory, rng)
         return params, Encoded(hidden, None)
 
-    def sums(params: Params, batch: Batch, rng: Any) -> dict[str, Term]:
+    def sums(params: Params, batch: Batch, rng: Rng) -> dict[str, Term]:
         params, encoded = run(params, batch, rng)
         return head.sums(params, cfg, encoded, batch, rng)
 
