@@ -140,20 +140,13 @@ def read_hidden(
 def read_product(
     params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Rng
 ) -> jax.Array:
-    """Return hidden states times the embeddings of the given entities, [B, S, D]."""
-    given = batch["complete_given"]
-    return multiply_by_given(params, cfg, encoded.hidden, given, rng)
-
-
-def multiply_by_given(
-    params: Params, cfg: EncoderConfig, hidden: jax.Array, given: jax.Array, rng: Rng
-) -> jax.Array:
-    """Multiply hidden [B, S, D] by the embeddings of the tokens `given` i32 [B, S].
+    """Return hidden states times the embeddings of the given entities, [B, S, D].
 
     The product is normalized, and dropped out like hidden states unless rng is None.
     """
     with jax.named_scope("product"):
-        x = hidden * lookup(params["encoder"]["embeddings"]["word"], given)
+        word = params["encoder"]["embeddings"]["word"]
+        x = encoded.hidden * lookup(word, batch["complete_given"])
         norm = params[PARAMS]["norm"]
         x = layer_norm(norm, x, cfg.layer_norm_eps, cfg.norm_type)
         return dropout(x, cfg.hidden_dropout_prob, rng).astype(cfg.dtype)
