@@ -309,7 +309,8 @@ def project(params: Params, name: str, cfg: EncoderConfig, x: jax.Array) -> jax.
     """
     y = product(params[name], x, "embed heads head")
     if cfg.qk_norm and name != "value":
-        y = normalize_heads(cfg, y)
+        each = y.reshape(-1, cfg.num_attention_heads, cfg.head_dim)
+        y = layer_norm({}, each, cfg.layer_norm_eps, "rms_norm").reshape(y.shape)
     if cfg.attention_scale and name == "query":
         y = y * (cfg.attention_scale * math.sqrt(cfg.head_dim))
     return y
@@ -328,12 +329,6 @@ def first_values(params: Params, cfg: EncoderConfig, x: jax.Array) -> jax.Array:
         y = normalize(p["norm"], cfg, y)
     with jax.named_scope("first_values"):
         return product(p["value"], y, "embed heads head")
-
-
-def normalize_heads(cfg: EncoderConfig, x: jax.Array) -> jax.Array:
-    """Divide each head of x [T, H K] by its root mean square."""
-    each = x.reshape(-1, cfg.num_attention_heads, cfg.head_dim)
-    return layer_norm({}, each, cfg.layer_norm_eps, "rms_norm").reshape(x.shape)
 
 
 def add_mlp(
