@@ -232,11 +232,6 @@ def schedule_lengths(
     return warmup, span, length("optim.decay"), length("optim.average")
 
 
-def averages_tail(config: ConfigDict) -> bool:
-    """Return whether the parameters of the end of the run are averaged."""
-    return durations.unit_of(config, "optim.average")[1] > 0
-
-
 def check_average(tail: int, total: int) -> None:
     """Refuse to average more updates than a run has. Raises UserError."""
     if tail > total:
@@ -322,7 +317,8 @@ def make_update(
     guarded = watch.nonfinite == "skip" or watch.factor > 0
     params = jax.eval_shape(init)
     freeze = frozen.frozen_sizes(params, read_freeze(config.optim.freeze))
-    kinds = guarded, ema > 0, averages_tail(config), freeze, taught, read
+    averages_tail = durations.unit_of(config, "optim.average")[1] > 0
+    kinds = guarded, ema > 0, averages_tail, freeze, taught, read
     shapes, shardings = state.plan_state(init, tx, mesh, objective.shardings, *kinds)
     places = param_shardings(params, mesh, objective.shardings)
     update = make_function(config, objective, tx, schedule, average_from=total - tail)
