@@ -110,14 +110,11 @@ def check_out(
     is_text = isinstance(value, str)
     files = _files_of(value) if is_text else filter(os.path.exists, value or ())
     if out.exists() and any(map(out.samefile, files)):
-        what = read if is_text and _exists(value) else f"a file of {read}"
+        is_one = is_text and os.path.exists(os.path.expanduser(value))
+        what = read if is_one else f"a file of {read}"
         raise UserError(f"{flag}={name} is {what}, which it would replace")
     check_writable(out.parent, f"{flag}={name}")
     return out
-
-
-def _exists(path: str) -> bool:
-    return os.path.exists(os.path.expanduser(path))
 
 
 def _files_of(value: str) -> Iterator[str]:
