@@ -133,10 +133,7 @@ def batch_specs(config: ConfigDict, objective: Any, shape: Shape) -> dict[str, S
 
 
 def make_batches(
-    config: ConfigDict,
-    needs: frozenset[str],
-    shape: Shape,
-    vocab_size: int,
+    config: ConfigDict, needs: frozenset[str], shape: Shape, vocab_size: int
 ) -> Batches:
     """Build the pipeline's own batches of this shape from a made-up text of full rows.
 

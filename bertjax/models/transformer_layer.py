@@ -13,11 +13,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from bertjax.models.attention import TPU_KERNELS, attend, choose_backend
-from bertjax.models.attention_mask import (
-    AttentionMask,
-    make_attention_mask,
-    mask_kind,
-)
+from bertjax.models.attention_mask import AttentionMask, make_attention_mask, mask_kind
 from bertjax.models.cache import LayerCache, keep_memory, write
 from bertjax.models.config import EncoderConfig
 from bertjax.models.embeddings import (

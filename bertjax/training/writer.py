@@ -214,10 +214,7 @@ class ServiceWriter(Writer):
 
 
 def make_writers(
-    names: str,
-    workdir: Any,
-    step: int,
-    say: Callable[[str], None] | None = None,
+    names: str, workdir: Any, step: int, say: Callable[[str], None] | None = None
 ) -> list[Writer]:
     """Open the writers in a list such as "jsonl,tensorboard".
 
