@@ -31,12 +31,11 @@ class Options(NamedTuple):
 
 def check_options(format: str, options: Options) -> None:
     """Refuse flags that a format does not use. Raises UserError."""
-    for name in ("batch_sizes", "lengths") if format != "stablehlo" else ():
-        if getattr(options, name):
-            raise UserError(f"--{name} needs --format=stablehlo: leave it out")
-    for name in ("quantize", "gate") if format != "onnx" else ():
-        if getattr(options, name):
-            raise UserError(f"--{name} needs --format=onnx: leave it out")
+    own = dict.fromkeys(("batch_sizes", "lengths"), "stablehlo")
+    own |= dict.fromkeys(("quantize", "gate"), "onnx")
+    for name, needed in own.items():
+        if getattr(options, name) and format != needed:
+            raise UserError(f"--{name} needs --format={needed}: leave it out")
     if options.vectors and format not in FORMATS:
         raise UserError(f"--vectors has no effect with --format={format}: leave it out")
     if options.quantize not in ("", *KINDS):
