@@ -222,9 +222,10 @@ def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
 def _joined_shapes(parts: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a whole model's parameters by path; parts: State.parts."""
     shapes, frozen = _shapes(parts["params"]), _shapes(parts.get("frozen", {}))
-    for name, (first, *rest) in frozen.items():
-        more = shapes[name][0] if name in shapes else 0
-        shapes[name] = (first + more, *rest)
+    for name, shape in frozen.items():
+        if name in shapes:  # the rest of axis 0 is trained
+            shape = (shape[0] + shapes[name][0], *shape[1:])
+        shapes[name] = shape
     return shapes
 
 
