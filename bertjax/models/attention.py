@@ -247,15 +247,14 @@ def _splash(q, k, v, mask, rate, rng):
     """
     run_rows = _splash_static if mask.steps is None else _splash_dynamic
     wide, row = "batch length heads head", "batch length"
-    inputs = mask.keys, mask.steps, mask.positions
 
-    def local(q, k, v, *inputs):
+    def local(q, k, v, keys, steps, positions):
         q, k, v = (x.swapaxes(1, 2) for x in (q * q.shape[-1] ** -0.5, k, v))
-        own = dict(zip(("keys", "steps", "positions"), inputs, strict=True))
-        return run_rows(q, k, v, mask._replace(**own)).swapaxes(1, 2).astype(q.dtype)
+        seen = mask._replace(keys=keys, steps=steps, positions=positions)
+        return run_rows(q, k, v, seen).swapaxes(1, 2).astype(q.dtype)
 
     run = per_device(local, [wide, wide, wide, row, row, row], wide)
-    return run(q, k, v, *inputs)
+    return run(q, k, v, mask.keys, mask.steps, mask.positions)
 
 
 def _splash_kernel(mask: Any, length: int) -> Any:
@@ -296,9 +295,8 @@ def _splash_dynamic(q, k, v, mask):
 
     def of_a_row(inputs):
         q, k, v, *of_mask = inputs
-        own = [None if x is None else x[None] for x in of_mask]
-        names = ("keys", "steps", "positions")
-        seen = mask._replace(**dict(zip(names, own, strict=True))).boolean[0]
+        keys, steps, positions = (None if x is None else x[None] for x in of_mask)
+        seen = mask._replace(keys=keys, steps=steps, positions=positions).boolean[0]
         kernel = _splash_kernel(seen, q.shape[1])
         # make_splash_mha turns this flag into a traced array, but the kernel branches
         # on it in Python, so set it to a Python bool again.
