@@ -99,8 +99,6 @@ def sums(
 
 def flops(cfg: EncoderConfig, specs: Specs) -> float:
     """Count the FLOPs of both stacks and the head, per slot of the input."""
-    read, written = (
-        specs[name].shape[-1] for name in ("input_ids", "decoder_input_ids")
-    )
+    read, written = (specs[k].shape[-1] for k in ("input_ids", "decoder_input_ids"))
     own = decoder_flops(cfg, written, read) * written / read
     return encoder_flops(cfg, read, 0) + own + head_flops(cfg, read, written)

@@ -164,10 +164,8 @@ def labels(
 def flops(cfg: EncoderConfig, specs: Specs) -> float:
     """Count the FLOPs of the encoder on words and regions and of the heads, per slot of
     the text."""
-    length, regions = (
-        specs[name].shape[0] for name in ("input_ids", "region_features")
-    )
-    words, masked = (specs[name].shape[0] for name in ("mlm_ids", "region_positions"))
+    length, regions = (specs[k].shape[0] for k in ("input_ids", "region_features"))
+    words, masked = (specs[k].shape[0] for k in ("mlm_ids", "region_positions"))
     width, d = specs["region_features"].shape[-1], cfg.hidden_size
     both = length + regions
     read = encoder_flops(cfg, both, words + masked + 1, False) * both
