@@ -106,7 +106,7 @@ def _refuse(
     if name == "cudnn" and dtype == jnp.float32:
         return "it does not support float32"
     if name == "cudnn" and (width % 8 or width > 128):
-        return f"heads of {width}"
+        return f"heads are {width} wide, not a multiple of 8 up to 128"
     return ""
 
 

@@ -169,7 +169,7 @@ def find_writer(name: str) -> type:
             )
         return found
     if name == "wandb" and importlib.util.find_spec("wandb") is None:
-        raise UserError("log.writers=wandb: pip install wandb")
+        raise UserError("log.writers=wandb needs a package: pip install wandb")
     return registry.pick("log.writers", name, WRITERS)
 
 
