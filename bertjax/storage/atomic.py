@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Atomic writing of files, on a disk or in a bucket."""
 
+import contextlib
 import glob
 import io
 import os
@@ -66,6 +67,20 @@ def _replace(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def append_line(file: IO[str], line: str) -> None:
+    """Write a line at once, and close the file if that raises OSError.
+
+    Otherwise Python would try again at exit, and print a traceback.
+    """
+    try:
+        file.write(line)
+        file.flush()
+    except OSError:
+        with contextlib.suppress(OSError):
+            file.close()
+        raise
 
 
 def copy_files(source: Path, target: Any) -> None:
