@@ -231,9 +231,9 @@ def make_optimizer(
     if registry.is_outside(name):
         key, maker = "optim.name", "make_optimizer"
         module, options = registry.load_outside(key, name, maker)
-        made = registry.make(key, module, maker, options, **settings)
-        made = made if isinstance(made, list) else [made]
-        parts: Parts = [with_same_shapes(part, module.__name__) for part in made]
+        found = registry.make(key, module, maker, options, **settings)
+        found = found if isinstance(found, list) else [found]
+        parts: Parts = [with_same_shapes(part, module.__name__) for part in found]
     else:
         parts = MAKERS[name](**{key: settings[key] for key in OPTIMIZERS[name]})
     kept = [keep_zeros(zeros)] if zeros else []
