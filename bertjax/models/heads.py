@@ -62,6 +62,12 @@ def mlm_logits(
         return finish_logits(params, cfg, logits, 1).reshape(b, p, -1)
 
 
+def token_logits(params: Params, cfg: EncoderConfig, hidden: jax.Array) -> jax.Array:
+    """Return `mlm_logits` by the whole tree of a model's parameters: f32 [B, P, V]."""
+    word = params["encoder"]["embeddings"]["word"]
+    return mlm_logits(params.get("mlm", {}), word, cfg, hidden)
+
+
 def log_likelihoods(
     params: Params,
     word: jax.Array,

@@ -90,13 +90,11 @@ def make_head(
         params: Params, cfg: EncoderConfig, encoded: Encoded
     ) -> jax.Array:
         """Return the score of every candidate, f32 [B, N]."""
-        word = params["encoder"]["embeddings"]["word"]
         table = jnp.asarray(candidates.table)
         counts = jnp.asarray(candidates.counts)
 
         def of_slots(first: Any, hidden: jax.Array) -> tuple[Any, tuple[()]]:
-            logits = heads.mlm_logits(params.get(PARAMS, {}), word, cfg, hidden)
-            log_p = jax.nn.log_softmax(logits)
+            log_p = jax.nn.log_softmax(heads.token_logits(params, cfg, hidden))
             start = 0 if first is None else first
             args = log_p, table, counts, start, score == "mean_p"
             return candidate_sums(*args), ()

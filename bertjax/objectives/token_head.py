@@ -104,8 +104,7 @@ def score_tokens(
     The terms are the loss, the accuracy and, if it has a factor, the z_loss. evenly:
     the accuracy counts each prediction of positive weight once.
     """
-    word = params["encoder"]["embeddings"]["word"]
-    logits = heads.mlm_logits(params.get(PARAMS, {}), word, cfg, hidden)
+    logits = heads.token_logits(params, cfg, hidden)
     if never is not None:
         is_never = jnp.arange(logits.shape[-1]) == never
         logits = jnp.where(is_never, heads.NEG_INF, logits)
