@@ -247,8 +247,7 @@ def restore_params(folder: Any, abstract: Any = None, part: str = "params") -> A
     that the run did not train.
     """
     tree = _tree(folder)
-    names = (part, "frozen") if part in ("params", "ema") else (part,)
-    saved = {name: tree[name] for name in names if name in tree}
+    saved = {name: tree[name] for name in (part, "frozen") if name in tree}
     if abstract is not None and "frozen" not in saved:
         args = ocp.checkpoint_utils.construct_restore_args(abstract)
         return _read(folder, {part: abstract}, {part: args}, partial=True)[part]
