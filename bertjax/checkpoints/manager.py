@@ -254,7 +254,7 @@ def restore_params(folder: Any, abstract: Any = None, part: str = "params") -> A
     item = jax.tree.map(lambda m: jax.ShapeDtypeStruct(m.shape, m.dtype), saved)
     args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
     parts = _read(folder, item, args, partial=True)
-    params = join(parts[part], parts.get("frozen"))
+    params = join(parts[part], parts["frozen"]) if "frozen" in parts else parts[part]
     if abstract is None:
         return params
     return place(abstract, leaves_of(params).__getitem__)
