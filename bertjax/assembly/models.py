@@ -32,6 +32,8 @@ from bertjax.tasks import prepare_task as tasks
 from bertjax.tasks.tables import Say
 from bertjax.tasks.task_type import get_task_type
 
+__all__ = ["LoadedModel", "check_masked_lm", "open_model", "params_part", "read_params"]
+
 
 class LoadedModel(NamedTuple):
     """An open model, before its parameters are read.
