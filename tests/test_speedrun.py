@@ -54,7 +54,7 @@ def data(tmp_path_factory):
         (folder / f"{name}.txt.gz").write_bytes(gzip.compress(text.encode()))
         known = hashlib.sha256(text.encode()).hexdigest()
         words = 8 * sentences
-        parts.append(corpus.Part(name, (f"{name}.txt.gz",), words, False, known))
+        parts.append(corpus.Part(name, f"{name}.txt.gz", words, False, known))
     pair = {"sentence_good": "the cat sees a dog.", "sentence_bad": "cat the a sees."}
     lines = [json.dumps(pair | {"UID": name}) for name in ("one", "two")]
     pairs = gzip.compress("\n".join(lines).encode())

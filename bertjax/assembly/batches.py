@@ -22,12 +22,7 @@ from bertjax.data.masking.counterfactual import make_pair_table
 from bertjax.data.masking.mask_weights import read_mask_weights
 from bertjax.data.masking.masker import read_masker
 from bertjax.data.masking.presets import Masking
-from bertjax.data.masking.similar_words import (
-    NONE,
-    Similar,
-    make_similar,
-    read_similar,
-)
+from bertjax.data.masking.similar_words import NONE, Similar, make_similar, read_similar
 from bertjax.data.sequences.make_plan import make_plan
 from bertjax.data.sequences.plan import Plan
 from bertjax.data.token_store.cache import open_cache

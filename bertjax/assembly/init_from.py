@@ -3,7 +3,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +58,10 @@ def follow_init_from(config: ConfigDict, overrides: Container[str] = ()) -> None
     line says so. Does nothing if init_from is empty or does not exist (yet). Raises
     UserError for another size in overrides.
     """
-    folder = manifest.as_path(config.init_from) if config.init_from else None
+    if not config.init_from:
+        return
+    folder = manifest.as_path(config.init_from)
     try:
-        if folder is None:
-            return
         follows = _is_imported(folder) or config.task.text
         other = [] if follows else _differences(config, folder)
         if other is None:
@@ -85,11 +85,9 @@ def follow_init_from(config: ConfigDict, overrides: Container[str] = ()) -> None
     if config.init_layers:
         config.model[depth] = in_effect(config.model.to_dict())[depth]
     for key, value in source.model.items():
-        stays = key == depth and config.init_layers
-        stays = (
-            stays or key in RUNTIME or (key in OPEN and config.model[key] is not None)
-        )
-        if not stays and f"model.{key}" not in overrides:
+        chosen = key == depth and config.init_layers
+        given = key in OPEN and config.model[key] is not None
+        if not (chosen or given or key in RUNTIME or f"model.{key}" in overrides):
             config.model[key] = value
     if _continues_causally(config, source) and "model.is_decoder" not in overrides:
         config.model.is_decoder = True
@@ -193,12 +191,13 @@ def kept_hf_config(config: ConfigDict) -> dict[str, Any]:
 
     An export of the run writes them again. Keys about a task or files are left out.
     """
-    folder = manifest.as_path(config.init_from) if config.init_from else None
-    raw: dict[str, Any] = {}
+    if not config.init_from:
+        return {}
+    folder, raw = manifest.as_path(config.init_from), {}
     with contextlib.suppress(OSError):  # a sweep may continue without it
-        if folder is not None and hf_directories.is_directory(folder):
+        if hf_directories.is_directory(folder):
             raw = hf_directories.open_model(Path(folder), "init_from").raw
-        elif folder is not None:
+        else:
             meta = manifest.read_meta(manifest.resolve(folder)[1])
             raw = meta.get("hf") or meta.get("hf_config", {})
     kept = {k: raw[k] for k in raw if not (k in OF_FILES or k.startswith(PREFIX))}
@@ -238,10 +237,6 @@ def _differences(config: ConfigDict, path: Any) -> list[str] | None:
     ours = in_effect(config.model.to_dict())
     keys = theirs.keys() & ours.keys() - UNTOLD - {*RUNTIME, *OPEN}
     return [f"{key}={theirs[key]}" for key in sorted(keys) if theirs[key] != ours[key]]
-
-
-def _has_generator(shapes: Iterable[str]) -> bool:
-    return any(path.startswith("generator/") for path in shapes)
 
 
 class SavedParams:
@@ -317,7 +312,7 @@ def take(
         say(f"init_from={path}: it has other labels, so the head is newly initialized")
     part = params_part(source)
     whole = source if isinstance(source, hf_read.Imported) else SavedParams(source)
-    is_pair = _has_generator(whole.describe())
+    is_pair = any(path.startswith("generator/") for path in whole.describe())
     if is_pair != ("generator" in params) and "mlm" in params:
         # A pair's head for masked tokens is the generator's, which has another width.
         what = "it becomes the discriminator; the generator"

@@ -296,8 +296,8 @@ def check_plan(config: ConfigDict, needs: frozenset[str], objective: str = "") -
     needed = split_needs(needs)
     if needed.labels and not labelled:
         raise UserError(
-            f"{objective=} learns from labelled rows: name their "
-            "columns, task.text and task.label"
+            f"{objective=} learns from labelled rows: name their columns, task.text "
+            "and task.label"
         )
     if labelled and not needed.labels:
         raise UserError(
@@ -307,12 +307,10 @@ def check_plan(config: ConfigDict, needs: frozenset[str], objective: str = "") -
     answers = (needed.features or "").partition(":")[0] == "dialogue"
     is_outside = registry.is_outside(needed.features or "")
     if answers != (config.data.plan == "turns") and not is_outside:
-        wanted = "turns" if answers else "full_sentences"
+        wanted = "turns" if answers else "full_sentences, or objective=dialogue"
         raise UserError(
-            f"objective={objective} and data.plan={config.data.plan}: rows of "
-            f"turns go with objective=dialogue; give data.plan={wanted}"
-            + ", or objective=dialogue"
-            * (not answers)
+            f"objective={objective} and data.plan={config.data.plan}: rows of turns go "
+            f"with objective=dialogue; give data.plan={wanted}"
         )
     if needed.pair_rule and config.data.plan != "pairs":
         raise UserError(

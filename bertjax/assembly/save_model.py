@@ -52,19 +52,9 @@ def write_workdir(into: Path, read: Read, model: LoadedModel) -> None:
     (into / "config.json").write_text(serialize.to_json(config), "utf-8")
     (into / "overrides.json").write_text("{}\n", "utf-8")
     saved = Checkpoints(into, keep_last=2, keep_every=None)
-    keys = (
-        "config",
-        "tokenizer",
-        "hf",
-        "hf_config",
-        "generation",
-        "task",
-        "compressed",
-        "index_model",
-    )
-    facts = {key: meta[key] for key in keys if key in meta} | {"tokens": 0}
-    sentences = sentence_options(source, meta)
-    facts["sentences"] = dataclasses.asdict(sentences)
+    keys = "config tokenizer hf hf_config generation task compressed index_model"
+    facts = {key: meta[key] for key in keys.split() if key in meta} | {"tokens": 0}
+    facts["sentences"] = dataclasses.asdict(sentence_options(source, meta))
     saved.save(0, {"params": read()}, facts)
     saved.close()
 
@@ -183,7 +173,11 @@ def save_model(
     UserError if the directory exists already or the format cannot represent the model.
     """
     write = registry.pick(flags[1], form, FORMS)
-    what = f"{flags[0]}={target}"
-    into = check_target(target, what)
-    if not directories.make_whole(into, lambda draft: write(draft, read, model), what):
+    write_new(target, flags[0], lambda draft: write(draft, read, model))
+
+
+def write_new(target: str, flag: str, write: Callable[[Path], None]) -> None:
+    """Write a new directory, whole or not at all. Raises UserError if it exists."""
+    what = f"{flag}={target}"
+    if not directories.make_whole(check_target(target, what), write, what):
         raise UserError(f"{what} exists already: another process has just made it")

@@ -163,7 +163,7 @@ class TrainLoop(Loop):
     def owes_evaluation(self) -> bool:
         due = self.state.step > 0 and self.is_due("eval")
         return due and not hosts.from_primary(
-            self.primary and workdir.has_scores(self.path, self.state.step)
+            self.primary and bool(workdir.scores_of(self.path, self.state.step))
         )
 
     def update(self) -> None:

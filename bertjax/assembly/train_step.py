@@ -69,8 +69,7 @@ def check_freeze(config: ConfigDict, objectives: Iterable[Any]) -> None:
     zeros = read_keep_zeros(config.optim.keep_zeros)
     if not rules and not zeros:
         return
-    key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype)
-    trees = [jax.eval_shape(objective.init, key) for objective in objectives]
+    trees = [jax.eval_shape(each.init, jax.random.key(0)) for each in objectives]
     leaves = itertools.chain.from_iterable(map(tree_leaves_with_path, trees))
     paths = [path_name(path) for path, _ in leaves]
     frozen.check_rules(paths, rules)
@@ -139,8 +138,7 @@ def join_objectives(objectives: Sequence[Any]) -> list[Any]:
     """
     if len(objectives) == 1:
         return [*objectives]
-    key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype)
-    trees = [jax.eval_shape(objective.init, key) for objective in objectives]
+    trees = [jax.eval_shape(each.init, jax.random.key(0)) for each in objectives]
     check_shapes(trees)
     parts = [{*tree, TEACHER, TABLES} for tree in trees]
     rows = itertools.chain.from_iterable(o.shardings for o in objectives)
@@ -234,11 +232,6 @@ def schedule_lengths(
     return warmup, span, length("optim.decay"), length("optim.average")
 
 
-def averages_tail(config: ConfigDict) -> bool:
-    """Return whether the parameters of the end of the run are averaged."""
-    return durations.unit_of(config, "optim.average")[1] > 0
-
-
 def check_average(tail: int, total: int) -> None:
     """Refuse to average more updates than a run has. Raises UserError."""
     if tail > total:
@@ -324,7 +317,8 @@ def make_update(
     guarded = watch.nonfinite == "skip" or watch.factor > 0
     params = jax.eval_shape(init)
     freeze = frozen.frozen_sizes(params, read_freeze(config.optim.freeze))
-    kinds = guarded, ema > 0, averages_tail(config), freeze, taught, read
+    averages_tail = durations.unit_of(config, "optim.average")[1] > 0
+    kinds = guarded, ema > 0, averages_tail, freeze, taught, read
     shapes, shardings = state.plan_state(init, tx, mesh, objective.shardings, *kinds)
     places = param_shardings(params, mesh, objective.shardings)
     update = make_function(config, objective, tx, schedule, average_from=total - tail)

@@ -302,11 +302,9 @@ class TrainingRun:
     def with_given(self, current: state.State) -> state.State:
         """Add the teacher and tables of rows to a state, and free them on the host."""
         if self.teacher is not None:
-            read, wanted = (
-                self.teacher.leaves.__getitem__,
-                self.abstract.frozen[TEACHER],
-            )
-            current = state.with_given(current, teacher=manager.place(wanted, read))
+            read, wanted = self.teacher.leaves, self.abstract.frozen[TEACHER]
+            placed = manager.place(wanted, read.__getitem__)
+            current = state.with_given(current, teacher=placed)
             self.teacher = self.teacher._replace(leaves={})
         if self.objective.tables:
             rows = next(iter(self.prepared.parts.values()))

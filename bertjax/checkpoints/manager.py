@@ -222,9 +222,10 @@ def _shapes(params: Any) -> dict[str, tuple[int, ...]]:
 def _joined_shapes(parts: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a whole model's parameters by path; parts: State.parts."""
     shapes, frozen = _shapes(parts["params"]), _shapes(parts.get("frozen", {}))
-    for name, (first, *rest) in frozen.items():
-        more = shapes[name][0] if name in shapes else 0
-        shapes[name] = (first + more, *rest)
+    for name, shape in frozen.items():
+        if name in shapes:  # the rest of axis 0 is trained
+            shape = (shape[0] + shapes[name][0], *shape[1:])
+        shapes[name] = shape
     return shapes
 
 
@@ -246,15 +247,14 @@ def restore_params(folder: Any, abstract: Any = None, part: str = "params") -> A
     that the run did not train.
     """
     tree = _tree(folder)
-    names = (part, "frozen") if part in ("params", "ema") else (part,)
-    saved = {name: tree[name] for name in names if name in tree}
+    saved = {name: tree[name] for name in (part, "frozen") if name in tree}
     if abstract is not None and "frozen" not in saved:
         args = ocp.checkpoint_utils.construct_restore_args(abstract)
         return _read(folder, {part: abstract}, {part: args}, partial=True)[part]
     item = jax.tree.map(lambda m: jax.ShapeDtypeStruct(m.shape, m.dtype), saved)
     args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), item)
     parts = _read(folder, item, args, partial=True)
-    params = join(parts[part], parts.get("frozen"))
+    params = join(parts[part], parts["frozen"]) if "frozen" in parts else parts[part]
     if abstract is None:
         return params
     return place(abstract, leaves_of(params).__getitem__)

@@ -154,9 +154,8 @@ def problem(folder: Any) -> str | None:
             f"{folder} has format {record['format']}, this version reads up to "
             f"{FORMAT}: it was written by a later bertjax, install that one"
         )
-    sums = dict(record["sha256"])
     present = files(folder)
-    for name, known in sums.items():
+    for name, known in record["sha256"].items():
         if name not in present:
             return f"{name} is missing"
         if checksum(present[name]) != known:

@@ -82,11 +82,6 @@ def scores_of(workdir: Any, step: int) -> dict[str, Any]:
     return {k: v for items in own for k, v in items if k.startswith("eval/")}
 
 
-def has_scores(workdir: Any, step: int) -> bool:
-    """Return True if metrics.jsonl has an evaluation of this step."""
-    return bool(scores_of(workdir, step))
-
-
 def rows_up_to(path: Any, step: int, holding: str = "") -> list[str]:
     """Return the complete lines of a metrics file whose step is at most `step`.
 
@@ -128,7 +123,7 @@ def is_done(
     if path is None or restored is None or longer:
         return False
     last = restored == read_json(path / "run.json").get("total_steps")
-    return last and (not scored or has_scores(path, restored))
+    return last and (not scored or bool(scores_of(path, restored)))
 
 
 def check_text(

@@ -48,10 +48,7 @@ def check_model(cfg: EncoderConfig, what: str) -> None:
 
 
 def compress_model(
-    params: dict[str, Any],
-    cfg: EncoderConfig,
-    recipe: Recipe,
-    batches: Sequence[Batch],
+    params: dict[str, Any], cfg: EncoderConfig, recipe: Recipe, batches: Sequence[Batch]
 ) -> Compressed:
     """Compress the encoder of `params` (numpy arrays f32) in place.
 

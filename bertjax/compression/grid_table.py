@@ -84,9 +84,8 @@ def run_grid(
             say(f"{name}, {i} of {len(recipes)}")
             for small in compress(recipe):
                 after = ", recovered" if "recovery" in small.about else ""
-                into = f"{folder}/{re.sub(r'[ ,]+', '-', name + after)}".replace(
-                    "%", ""
-                )
+                label = re.sub(r"[ ,]+", "-", name + after).replace("%", "")
+                into = f"{folder}/{label}"
                 done = write_small(small, into)
                 values = score(into, evaluate, metrics)
                 rows[0]["bytes"] = done["bytes_dense"]

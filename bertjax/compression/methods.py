@@ -138,8 +138,7 @@ def make_recipe(
         return Recipe(method, pattern, embeddings=embeddings)
     if sparsity is not None:
         raise UserError(f"--sparsity={sparsity}: {method} quantizes: leave it out")
-    if bits is None:
-        bits = 4
+    bits = 4 if bits is None else bits
     if bits not in BITS:
         raise UserError(f"--bits={bits}: give one of {', '.join(map(str, BITS))}")
     return Recipe(

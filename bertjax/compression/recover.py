@@ -19,12 +19,7 @@ from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError
 from bertjax.assembly.command_line import settle_config
-from bertjax.assembly.models import (
-    LoadedModel,
-    check_encoder,
-    open_model,
-    row_length,
-)
+from bertjax.assembly.models import LoadedModel, check_encoder, open_model, row_length
 from bertjax.assembly.open_teacher import as_teacher
 from bertjax.assembly.save_model import write_workdir
 from bertjax.compression.calibration import SAME

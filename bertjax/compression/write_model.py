@@ -7,15 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertjax import UserError
 from bertjax.assembly.models import LoadedModel
-from bertjax.assembly.save_model import check_target, write_workdir
+from bertjax.assembly.save_model import write_new, write_workdir
 from bertjax.compression.compress_model import compress_model
 from bertjax.compression.methods import Recipe
 from bertjax.compression.packed import FILE, Form, write_packed
 from bertjax.interop.hf_read import Imported
 from bertjax.interop.tensor_layout import walk
-from bertjax.storage import directories
 
 # How often each id occurs in the training text; evaluations use it.
 COUNTS = "unigram.npy"
@@ -67,7 +65,6 @@ def write_small(small: Small, out: str) -> dict[str, Any]:
     Returns the facts about the compression, with the measured bytes of the packed file
     and those of all parameters in f32. Raises UserError.
     """
-    into = check_target(out, f"--out={out}")
     leaves = flatten(small.params)
     opened = small.opened
     facts = {**opened.meta, "compressed": small.about}
@@ -82,8 +79,7 @@ def write_small(small: Small, out: str) -> dict[str, Any]:
             (draft / COUNTS).write_bytes(counts)
         size = write_packed(draft / FILE, leaves, small.forms, small.about)
 
-    if not directories.make_whole(into, write, f"--out={out}"):
-        raise UserError(f"--out={out} exists already: another process has made it")
+    write_new(out, "--out", write)
     dense = sum(leaf.size for leaf in leaves.values()) * 4
     return {"out": out, **small.about, "bytes": size, "bytes_dense": dense}
 

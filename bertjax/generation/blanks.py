@@ -204,8 +204,7 @@ def make_fill(cfg: Any, before: bool) -> Callable[[Any, Mapping[str, Any]], Any]
         inputs = {name: batch[name] for name in names if name in batch}
         at = jnp.maximum(batch["mlm_positions"] - int(before), 0)
         hidden = encoder.apply(params["encoder"], cfg, inputs, at=at).hidden
-        word = params["encoder"]["embeddings"]["word"]
-        logits = heads.mlm_logits(params.get("mlm", {}), word, cfg, hidden)
+        logits = heads.token_logits(params, cfg, hidden)
         return jnp.where(batch["never"], heads.NEG_INF, logits)
 
     return fill

@@ -57,8 +57,7 @@ def hidden_states(params: Any, cfg: Any, hidden: Any, batch: Any) -> Any:
 
 def mlm_logits(params: Any, cfg: Any, hidden: Any, batch: Any) -> Any:
     """Return the masked LM's logits at each hidden state, f32 [B, P, V]."""
-    word = params["encoder"]["embeddings"]["word"]
-    return heads.mlm_logits(params.get("mlm", {}), word, cfg, hidden)
+    return heads.token_logits(params, cfg, hidden)
 
 
 def log_likelihoods(params: Any, cfg: Any, hidden: Any, batch: Any) -> Any:

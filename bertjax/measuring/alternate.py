@@ -225,7 +225,7 @@ def find_backend() -> str:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise UserError(f"jax finds no device: {done.stderr.strip()[-300:]}")
+        raise UserError(f"jax finds no device: {' '.join(done.stderr.split())[-300:]}")
     return done.stdout.split()[-1]
 
 

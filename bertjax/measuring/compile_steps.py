@@ -20,6 +20,7 @@ from ml_collections.config_dict import ConfigDict
 from bertjax import UserError
 from bertjax.assembly import resolve, train_step
 from bertjax.assembly.open_teacher import make_measured_objective
+from bertjax.checkpoints.workdir import read_json
 from bertjax.config import schema, serialize
 from bertjax.data.features.base import Spec, encoder_length
 from bertjax.measuring import hlo, memory_analysis, topologies
@@ -208,7 +209,7 @@ class Target:
         """
         lowered = self.lower(step, shape)
         file = self._file(lowered)
-        if (facts := _load(file)) is None:
+        if not (facts := read_json(file)):
             facts = memory_analysis.compile_lowered(lowered)
             _save(file, facts)
         used = memory_analysis.memory_bytes(facts) or 0
@@ -231,16 +232,16 @@ class Target:
         """
         file = self._file(self.lower(step, shape))
         early_file = file.with_suffix(".memory.json")
-        whole = _load(file)
-        early = memory_analysis.early_facts(whole) if whole else _load(early_file)
-        if early is None or "collectives" not in early:  # cached by an older version
+        whole = read_json(file)
+        early = memory_analysis.early_facts(whole) if whole else read_json(early_file)
+        if "collectives" not in early:  # none, or cached by an older version
             compile_step = functools.partial(
                 _compile, serialize.to_json(self.config), self.vocab_size,
                 self.topology, step, shape,
             )  # fmt: skip
             early = memory_analysis.compile_early(compile_step)
             _save(early_file, early)
-        program = (whole or {}).get("program", program)
+        program = whole.get("program", program)
         # The compiler also reports the memory of programs that it then refuses.
         needed, most = early["needed"] or 0, self.chip.hbm_bytes
         fits = early["fits"] and needed + program <= most
@@ -281,14 +282,6 @@ def shard_bytes(shapes: Any, shardings: Any) -> int:
 def versions() -> dict[str, str]:
     """Return the versions that compilation results depend on."""
     return {name: metadata.version(name) for name in ("jax", "libtpu")}
-
-
-def _load(file: Path) -> dict[str, Any] | None:
-    """Read a compilation result; None if there is no intact one."""
-    try:
-        return json.loads(file.read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def _save(file: Path, facts: dict[str, Any]) -> None:

@@ -179,10 +179,10 @@ def estimate(
     parts = target.state_parts()
     state = sum(parts.values())
     eval_fits = eval_gib = None
+    largest, is_limit = 0, True
     if state > chip.hbm_bytes:
         say(f"{what}: the state alone does not fit, so nothing is compiled")
         facts: dict[str, Any] = {"fits": False, "refused": True, "needed": state}
-        largest, is_limit = 0, True
     else:
         say(f"the update's memory: {what}")
         facts = target.memory("train", shape)
@@ -200,7 +200,6 @@ def estimate(
                 say("compiling the update for its cycles, which takes minutes")
             if known or not quick:
                 facts = target.facts("train", shape)
-        largest, is_limit = 0, True
         if search:
             largest, is_limit = search_largest(target, shape, facts, say)
     needed = memory_bytes(facts)

@@ -75,14 +75,12 @@ def with_row_sizes(
     if not task_type or not (task_type.several_sequences or own):
         return config
     options = task_type.head_options(config.task, ())
-    if own or "choices" in options:
-        config = config.copy_and_resolve_references()
-        config.objective = with_options(config.objective, **options)
-        return config
-    columns = config.task.choices.count(",") + 1  # a single column has lists
-    known = text[0]["sequences_per_row"] if text else columns if columns > 1 else 0
+    if not own and "choices" not in options:
+        columns = config.task.choices.count(",") + 1  # a single column has lists
+        known = text[0]["sequences_per_row"] if text else columns if columns > 1 else 0
+        options = {"choices": known}
     config = config.copy_and_resolve_references()
-    config.objective = with_options(config.objective, choices=known)
+    config.objective = with_options(config.objective, **options)
     return config
 
 
@@ -135,10 +133,7 @@ def batch_specs(config: ConfigDict, objective: Any, shape: Shape) -> dict[str, S
 
 
 def make_batches(
-    config: ConfigDict,
-    needs: frozenset[str],
-    shape: Shape,
-    vocab_size: int,
+    config: ConfigDict, needs: frozenset[str], shape: Shape, vocab_size: int
 ) -> Batches:
     """Build the pipeline's own batches of this shape from a made-up text of full rows.
 

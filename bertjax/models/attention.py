@@ -13,7 +13,7 @@ import numpy as np
 from bertjax import UserError, counted, registry
 from bertjax.models.attention_mask import FULL, AttentionMask, MaskKind, mask_kind
 from bertjax.models.config import EncoderConfig
-from bertjax.models.layers import dropout, store_rows
+from bertjax.models.layers import Rng, dropout, store_rows
 from bertjax.parallel.sharding import index_along, per_device, size_along
 
 # A backend computes `attend` from (q, k, v, mask, rate, rng). `make_attention` of a
@@ -37,7 +37,7 @@ def attend(
     v: jax.Array,
     mask: AttentionMask,
     rate: float,
-    rng: jax.Array | None,
+    rng: Rng,
     backend: str = "xla",
 ) -> jax.Array:
     """Compute scaled dot-product attention (Vaswani et al. 2017, equation 1).
@@ -106,7 +106,7 @@ def _refuse(
     if name == "cudnn" and dtype == jnp.float32:
         return "it does not support float32"
     if name == "cudnn" and (width % 8 or width > 128):
-        return f"heads of {width}"
+        return f"heads are {width} wide, not a multiple of 8 up to 128"
     return ""
 
 
@@ -247,15 +247,14 @@ def _splash(q, k, v, mask, rate, rng):
     """
     run_rows = _splash_static if mask.steps is None else _splash_dynamic
     wide, row = "batch length heads head", "batch length"
-    inputs = mask.keys, mask.steps, mask.positions
 
-    def local(q, k, v, *inputs):
+    def local(q, k, v, keys, steps, positions):
         q, k, v = (x.swapaxes(1, 2) for x in (q * q.shape[-1] ** -0.5, k, v))
-        own = dict(zip(("keys", "steps", "positions"), inputs, strict=True))
-        return run_rows(q, k, v, mask._replace(**own)).swapaxes(1, 2).astype(q.dtype)
+        seen = mask._replace(keys=keys, steps=steps, positions=positions)
+        return run_rows(q, k, v, seen).swapaxes(1, 2).astype(q.dtype)
 
     run = per_device(local, [wide, wide, wide, row, row, row], wide)
-    return run(q, k, v, *inputs)
+    return run(q, k, v, mask.keys, mask.steps, mask.positions)
 
 
 def _splash_kernel(mask: Any, length: int) -> Any:
@@ -296,9 +295,8 @@ def _splash_dynamic(q, k, v, mask):
 
     def of_a_row(inputs):
         q, k, v, *of_mask = inputs
-        own = [None if x is None else x[None] for x in of_mask]
-        names = ("keys", "steps", "positions")
-        seen = mask._replace(**dict(zip(names, own, strict=True))).boolean[0]
+        keys, steps, positions = (None if x is None else x[None] for x in of_mask)
+        seen = mask._replace(keys=keys, steps=steps, positions=positions).boolean[0]
         kernel = _splash_kernel(seen, q.shape[1])
         # make_splash_mha turns this flag into a traced array, but the kernel branches
         # on it in Python, so set it to a Python bool again.

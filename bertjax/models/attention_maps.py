@@ -9,13 +9,13 @@ from bertjax.models.attention_mask import AttentionMask
 from bertjax.models.config import EncoderConfig
 from bertjax.models.embeddings import apply_rope, embed
 from bertjax.models.layers import Params
-from bertjax.models.skips import Earlier, read_earlier, result_for
+from bertjax.models.skips import Earlier, result_for
 from bertjax.models.stacked_layers import unstack
 from bertjax.models.transformer_layer import (
     apply_layer,
     first_values,
+    layer_vectors,
     make_attention_inputs,
-    queries_keys_values,
 )
 
 
@@ -40,7 +40,7 @@ def attention_maps(
     """
     params = unstack(params, cfg)
     x = embed(params["embeddings"], cfg, batch)
-    b, length, d = x.shape
+    shape = (*x.shape[:2], cfg.num_attention_heads, cfg.head_dim)
     inputs = make_attention_inputs(params["embeddings"], cfg, batch)
     values = first_values(params["layers"][0], cfg, x) if cfg.value_skip else None
     shared = Earlier(x if cfg.embedding_skip else None, values)
@@ -48,11 +48,8 @@ def attention_maps(
     for i, (group, is_global) in enumerate(zip(cfg.groups, cfg.is_global, strict=True)):
         layer, own = params["layers"][group], inputs[0 if is_global else -1]
         earlier = shared._replace(result=result_for(cfg, i, results))
-        flat = read_earlier(layer, x, earlier).reshape(b * length, d)
-        q, k, _ = (
-            y.reshape(b, length, cfg.num_attention_heads, cfg.head_dim)
-            for y in queries_keys_values(layer["attention"], cfg, flat, {})
-        )
+        vectors = layer_vectors(layer, cfg, x, earlier)
+        q, k = (vectors[name].reshape(shape) for name in ("query", "key"))
         if own.rope is not None:
             q, k = apply_rope(q, own.rope), apply_rope(k, own.rope)
         maps.append(weights(q, k, own.mask))

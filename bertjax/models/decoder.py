@@ -18,7 +18,7 @@ from bertjax.models.config import EncoderConfig, decoder_config
 from bertjax.models.embeddings import embed
 from bertjax.models.initializers import draw_params
 from bertjax.models.layer_specs import layer_specs, position_specs
-from bertjax.models.layers import Params, fold_in, norm_specs
+from bertjax.models.layers import Params, Rng, fold_in, norm_specs
 from bertjax.models.stacked_layers import run_layers
 from bertjax.models.transformer_layer import (
     MemoryInputs,
@@ -53,10 +53,7 @@ def init(rng: jax.Array, cfg: EncoderConfig) -> Params:
 
 
 def encode(
-    params: Params,
-    cfg: EncoderConfig,
-    batch: dict[str, jax.Array],
-    rng: jax.Array | None = None,
+    params: Params, cfg: EncoderConfig, batch: dict[str, jax.Array], rng: Rng = None
 ) -> Memory:
     """Run the encoder on a batch (as for `encoder.apply`); params: the whole tree."""
     cfg = encoder.without_pooler(cfg)
@@ -69,7 +66,7 @@ def apply(
     cfg: EncoderConfig,
     batch: dict[str, jax.Array],
     memory: Memory,
-    rng: jax.Array | None = None,
+    rng: Rng = None,
 ) -> jax.Array:
     """Return hidden states [B, T, D] in cfg.dtype; `rng=None` means evaluation.
 

@@ -8,6 +8,7 @@ import numpy as np
 from bertjax.models.config import EncoderConfig, read_id_streams
 from bertjax.models.layers import (
     Params,
+    Rng,
     count_up,
     dropout,
     fold_in,
@@ -23,7 +24,7 @@ def embed(
     params: Params,
     cfg: EncoderConfig,
     batch: dict[str, jax.Array],
-    rng: jax.Array | None = None,
+    rng: Rng = None,
     inputs: jax.Array | None = None,
 ) -> jax.Array:
     """Return the input of the first layer, [B, L, D] in cfg.dtype; rng: the encoder's.
@@ -43,16 +44,10 @@ def embed(
             x = x + lookup(table, batch["position_ids"])
         else:
             x = x + table[: x.shape[1]].astype(jnp.float32)
-    if cfg.type_vocab_size:
-        # If the batch has no token types, all tokens have type 0.
-        x = x + (
-            lookup(params["token_type"], batch["token_type_ids"])
-            if "token_type_ids" in batch
-            else params["token_type"][0].astype(jnp.float32)
-        )
-    for name in read_id_streams(cfg.id_streams):
-        # Likewise: if the batch has no such ids, all are 0.
-        table, ids = params["streams"][name], batch.get(f"{name}_ids")
+    tables = [("token_type", params["token_type"])] if cfg.type_vocab_size else []
+    tables += [(k, params["streams"][k]) for k in read_id_streams(cfg.id_streams)]
+    for name, table in tables:
+        ids = batch.get(f"{name}_ids")  # if the batch has none, all are 0
         x = x + (table[0].astype(jnp.float32) if ids is None else lookup(table, ids))
     if cfg.embedding_norm:
         x = layer_norm(params["norm"], x, cfg.layer_norm_eps, cfg.norm_type)

@@ -16,7 +16,7 @@ from bertjax.models.config import EncoderConfig, read_id_streams
 from bertjax.models.embeddings import embed
 from bertjax.models.initializers import draw_params
 from bertjax.models.layer_specs import layer_specs, position_specs
-from bertjax.models.layers import Params, linear_specs, norm_specs
+from bertjax.models.layers import Params, Rng, linear_specs, norm_specs
 from bertjax.models.pooling import last_positions, pool
 from bertjax.models.stacked_layers import run_layers
 from bertjax.models.transformer_layer import make_attention_inputs, normalize
@@ -87,7 +87,7 @@ def apply(
     params: Params,
     cfg: EncoderConfig,
     batch: dict[str, jax.Array],
-    rng: jax.Array | None = None,
+    rng: Rng = None,
     at: jax.Array | None = None,
     inputs: jax.Array | None = None,
     depths: tuple[int, ...] = (),
@@ -141,7 +141,7 @@ def _apply(
     params: Params,
     cfg: EncoderConfig,
     batch: dict[str, jax.Array],
-    rng: jax.Array | None,
+    rng: Rng,
     keep: Callable[[jax.Array], Any],
     at: jax.Array | None = None,
     inputs: jax.Array | None = None,

@@ -243,11 +243,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     # xl is the 11B model of the paper; the others are ours, with BERT's widths.
     "plato": Family(
-        PLATO,
-        {
-            **SIZES,
-            "xl": shape(72, 3072, 32, intermediate_size=18_432),
-        },
+        PLATO, {**SIZES, "xl": shape(72, 3072, 32, intermediate_size=18_432)}
     ),
 }
 

@@ -10,6 +10,7 @@ from bertjax.models.config import EncoderConfig
 from bertjax.models.initializers import draw_params
 from bertjax.models.layers import (
     Params,
+    Rng,
     activate,
     draw,
     dropout,
@@ -59,6 +60,12 @@ def mlm_logits(
         x = before_matrix(params, cfg, hidden.reshape(b * p, d))
         logits = product_f32(x, params.get("decoder", word).astype(x.dtype), 1)
         return finish_logits(params, cfg, logits, 1).reshape(b, p, -1)
+
+
+def token_logits(params: Params, cfg: EncoderConfig, hidden: jax.Array) -> jax.Array:
+    """Return `mlm_logits` by the whole tree of a model's parameters: f32 [B, P, V]."""
+    word = params["encoder"]["embeddings"]["word"]
+    return mlm_logits(params.get("mlm", {}), word, cfg, hidden)
 
 
 def log_likelihoods(
@@ -224,7 +231,7 @@ def task_shardings(name: str) -> tuple[tuple[str, str], ...]:
 
 
 def task_logits(
-    params: Params, cfg: EncoderConfig, vectors: jax.Array, rng: jax.Array | None = None
+    params: Params, cfg: EncoderConfig, vectors: jax.Array, rng: Rng = None
 ) -> jax.Array:
     """Return f32 logits [..., C] of a task from vectors [..., D].
 

@@ -21,7 +21,7 @@ from bertjax.models.cache import Cache, init_layers
 from bertjax.models.config import EncoderConfig, decoder_config
 from bertjax.models.embeddings import embed
 from bertjax.models.encoder import without_pooler
-from bertjax.models.heads import mlm_logits
+from bertjax.models.heads import token_logits
 from bertjax.models.layers import Params, take_at
 from bertjax.models.stacked_layers import run_layers, unstack
 from bertjax.models.transformer_layer import (
@@ -91,7 +91,7 @@ def make_decoder(cfg: EncoderConfig) -> Decoder:
         inputs = make_attention_inputs(embeddings, stack, tokens)
         cache, x = run(params, cfg, stack, tokens, inputs, memory, cache)
         last = take_at(x, jnp.maximum(cache.index - 1, 0)[:, None])
-        return cache, logits_of(params, cfg, last)[:, 0]
+        return cache, token_logits(params, cfg, last)[:, 0]
 
     def extend(params: Params, cache: Cache, ids: jax.Array) -> tuple[Cache, jax.Array]:
         slots = cache.index[:, None] + jnp.arange(ids.shape[1])
@@ -111,7 +111,7 @@ def make_decoder(cfg: EncoderConfig) -> Decoder:
             each = jnp.broadcast_to(values[:, None], ids.shape)
             tokens[name] = tokens[name] + each if name in tokens else each
         cache, x = run(params, cfg, stack, tokens, inputs, memory, cache)
-        return cache, logits_of(params, cfg, x)
+        return cache, token_logits(params, cfg, x)
 
     return Decoder(prefill, extend)
 
@@ -197,12 +197,6 @@ def run(
     if cfg.final_norm:
         x = normalize(part["final_norm"], cfg, x)
     return cache._replace(layers=result.caches), x
-
-
-def logits_of(params: Params, cfg: EncoderConfig, x: jax.Array) -> jax.Array:
-    """Return f32 logits [B, n, V] from hidden states [B, n, D]."""
-    word = params["encoder"]["embeddings"]["word"]
-    return mlm_logits(params.get("mlm", {}), word, cfg, x)
 
 
 def own_parts(params: Params, cfg: EncoderConfig) -> tuple[Params, Params]:

@@ -14,6 +14,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from bertjax.parallel.sharding import keep_gradient
 
 Params = dict[str, Any]
+Rng = jax.Array | None  # a key of jax.random; None: an evaluation
 # A leaf's shape and initial value: a number fills it, a key of CUTS draws it.
 Spec = tuple[tuple[int, ...], float | str]
 # Where a normal is truncated, in standard deviations: "normal" at 2, as TensorFlow's
@@ -288,7 +289,7 @@ def relu_squared(x: jax.Array) -> jax.Array:
 
 
 def dropout(
-    x: jax.Array, rate: float, rng: jax.Array | None, rows: jax.Array | None = None
+    x: jax.Array, rate: float, rng: Rng, rows: jax.Array | None = None
 ) -> jax.Array:
     """Zero elements of x at `rate` and scale the rest; without rng return x.
 
@@ -308,7 +309,7 @@ def dropout(
     return jnp.where(keep, scaled, 0).astype(x.dtype)
 
 
-def fold_in(rng: jax.Array | None, index: int | jax.Array) -> jax.Array | None:
+def fold_in(rng: Rng, index: int | jax.Array) -> Rng:
     """Derive a key for a layer; None stays None."""
     return None if rng is None else jax.random.fold_in(rng, index)
 

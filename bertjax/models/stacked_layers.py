@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from bertjax.models.cache import LayerCache
 from bertjax.models.config import EncoderConfig
-from bertjax.models.layers import Params, fold_in, take_at
+from bertjax.models.layers import Params, Rng, fold_in, take_at
 from bertjax.models.skips import Earlier, result_for
 from bertjax.models.transformer_layer import (
     AttentionInputs,
@@ -38,7 +38,7 @@ def run_layers(
     cfg: EncoderConfig,
     x: jax.Array,
     inputs: tuple[AttentionInputs, ...],
-    rng: jax.Array | None,
+    rng: Rng,
     keep: Callable[[jax.Array], Any] = lambda x: None,
     positions: jax.Array | None = None,
     memory: MemoryInputs | None = None,

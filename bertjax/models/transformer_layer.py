@@ -13,11 +13,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from bertjax.models.attention import TPU_KERNELS, attend, choose_backend
-from bertjax.models.attention_mask import (
-    AttentionMask,
-    make_attention_mask,
-    mask_kind,
-)
+from bertjax.models.attention_mask import AttentionMask, make_attention_mask, mask_kind
 from bertjax.models.cache import LayerCache, keep_memory, write
 from bertjax.models.config import EncoderConfig
 from bertjax.models.embeddings import (
@@ -29,6 +25,7 @@ from bertjax.models.embeddings import (
 )
 from bertjax.models.layers import (
     Params,
+    Rng,
     activate,
     count_up,
     dropout,
@@ -109,7 +106,7 @@ def apply_layer(
     cfg: EncoderConfig,
     x: jax.Array,
     inputs: tuple[AttentionInputs, ...],
-    rng: jax.Array | None,
+    rng: Rng,
     depth: dict[str, jax.Array],
     positions: jax.Array | None = None,
     earlier: Earlier = NOTHING,
@@ -144,14 +141,7 @@ def apply_layer(
         keys = (None, None) if rng is None else jax.random.split(fold_in(rng, 3))
         y, cache = cross_attention(params["cross"], cfg, x, b, memory, keys[0], cache)
         x = add_attended(params["cross"], cfg, x, y, keys[1])
-    pre = cfg.norm_position == "pre"
-    p = params["mlp"]
-    with jax.named_scope("mlp"):
-        y = normalize(p["norm"], cfg, x) if pre else x
-        y = mlp(p, cfg, y, tap)
-        x = x + dropout(y, cfg.hidden_dropout_prob, rngs[2])
-        x = x if pre else normalize(p["norm"], cfg, x)
-    return x.reshape(b, -1, d), cache
+    return add_mlp(params["mlp"], cfg, x, rngs[2], tap).reshape(b, -1, d), cache
 
 
 def self_attention(
@@ -160,7 +150,7 @@ def self_attention(
     x: jax.Array,
     residual: jax.Array,
     inputs: tuple[AttentionInputs, ...],
-    rng: jax.Array | None,
+    rng: Rng,
     depth: dict[str, jax.Array],
     positions: jax.Array | None,
     earlier: Earlier,
@@ -224,7 +214,7 @@ def cross_attention(
     x: jax.Array,
     rows: int,
     memory: MemoryInputs,
-    rng: jax.Array | None,
+    rng: Rng,
     cache: LayerCache | None,
 ) -> tuple[jax.Array, LayerCache | None]:
     """Attend from x [B T, D], which has `rows` rows, to the memory: [B T, D].
@@ -253,11 +243,7 @@ def cross_attention(
 
 
 def add_attended(
-    params: Params,
-    cfg: EncoderConfig,
-    residual: jax.Array,
-    y: jax.Array,
-    rng: jax.Array | None,
+    params: Params, cfg: EncoderConfig, residual: jax.Array, y: jax.Array, rng: Rng
 ) -> jax.Array:
     """Project an attention's result [T, D] and add it to the residual stream."""
     with jax.named_scope("attention_out"):
@@ -319,7 +305,8 @@ def project(params: Params, name: str, cfg: EncoderConfig, x: jax.Array) -> jax.
     """
     y = product(params[name], x, "embed heads head")
     if cfg.qk_norm and name != "value":
-        y = normalize_heads(cfg, y)
+        each = y.reshape(-1, cfg.num_attention_heads, cfg.head_dim)
+        y = layer_norm({}, each, cfg.layer_norm_eps, "rms_norm").reshape(y.shape)
     if cfg.attention_scale and name == "query":
         y = y * (cfg.attention_scale * math.sqrt(cfg.head_dim))
     return y
@@ -340,15 +327,18 @@ def first_values(params: Params, cfg: EncoderConfig, x: jax.Array) -> jax.Array:
         return product(p["value"], y, "embed heads head")
 
 
-def normalize_heads(cfg: EncoderConfig, x: jax.Array) -> jax.Array:
-    """Divide each head of x [T, H K] by its root mean square."""
-    each = x.reshape(-1, cfg.num_attention_heads, cfg.head_dim)
-    return layer_norm({}, each, cfg.layer_norm_eps, "rms_norm").reshape(x.shape)
-
-
-def mlp(
-    params: Params, cfg: EncoderConfig, x: jax.Array, tap: Tap | None = None
+def add_mlp(
+    params: Params, cfg: EncoderConfig, x: jax.Array, rng: Rng, tap: Tap | None = None
 ) -> jax.Array:
+    """Run the MLP on the residual stream x [T, D], and add its result to it."""
+    with jax.named_scope("mlp"):
+        pre = cfg.norm_position == "pre"
+        y = mlp(params, cfg, normalize(params["norm"], cfg, x) if pre else x, tap)
+        x = x + dropout(y, cfg.hidden_dropout_prob, rng)
+        return x if pre else normalize(params["norm"], cfg, x)
+
+
+def mlp(params: Params, cfg: EncoderConfig, x: jax.Array, tap: Tap | None) -> jax.Array:
     """Run the MLP on x [T, D], gated (Shazeer 2020, equation 5) or plain."""
     if tap is not None:
         tap("mlp/up", x)

@@ -16,7 +16,7 @@ from bertjax.models import encoder
 from bertjax.models.config import EncoderConfig
 from bertjax.models.flops import encoder_flops
 from bertjax.models.heads import task_shardings
-from bertjax.models.layers import Params, fold_in, take_at
+from bertjax.models.layers import Params, Rng, fold_in, take_at
 from bertjax.models.row_chunks import map_rows
 from bertjax.objectives.base import (
     EVERYWHERE,
@@ -94,7 +94,7 @@ def mix_by_rows(
             if not (head.causal and name == "attention_steps")
         }
 
-    def sums(params: Params, batch: Batch, rng: jax.Array | None) -> dict[str, Term]:
+    def sums(params: Params, batch: Batch, rng: Rng) -> dict[str, Term]:
         return together.merge(
             [
                 part.sums(params, take(head, rows, batch), fold_in(rng, i))
@@ -186,9 +186,7 @@ class CombinedHeads:
     def labels(self, rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
         return {k: v for h in self.heads for k, v in h.labels(rows, length).items()}
 
-    def sums(
-        self, params: Params, batch: Batch, rng: jax.Array | None
-    ) -> dict[str, Term]:
+    def sums(self, params: Params, batch: Batch, rng: Rng) -> dict[str, Term]:
         chunks = self.chunks if len(batch["input_ids"]) % self.chunks == 0 else 1
         params, encoded = self._encode(params, batch, rng, chunks)
         return self._add_up(params, encoded, batch, rng)
@@ -216,7 +214,7 @@ class CombinedHeads:
         return whole
 
     def _encode(
-        self, params: Params, batch: Batch, rng: jax.Array | None, chunks: int = 1
+        self, params: Params, batch: Batch, rng: Rng, chunks: int = 1
     ) -> tuple[Params, list[Any]]:
         """Gather the parameters; return them and what each head reads."""
         params = gather_params(params, self.cfg.dtype, self.shardings)
@@ -233,7 +231,7 @@ class CombinedHeads:
         return params, map_rows(make, chunks, batch)
 
     def _encode_rows(
-        self, params: Params, batch: Batch, rng: jax.Array | None
+        self, params: Params, batch: Batch, rng: Rng
     ) -> list[encoder.Encoded]:
         """Run the encoder, and return the Encoded of each head."""
         encode = functools.partial(
@@ -266,7 +264,7 @@ class CombinedHeads:
         return [*map(own, self.heads)]
 
     def _add_up(
-        self, params: Params, encoded: Any, batch: Batch, rng: jax.Array | None
+        self, params: Params, encoded: Any, batch: Batch, rng: Rng
     ) -> dict[str, Term]:
         found = []
         for head, own in zip(self.heads, encoded, strict=True):

@@ -31,7 +31,7 @@ from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import Encoded
 from bertjax.models.flops import head_flops
 from bertjax.models.initializers import draw_params
-from bertjax.models.layers import Params, dropout, layer_norm, lookup, norm_specs
+from bertjax.models.layers import Params, Rng, dropout, layer_norm, lookup, norm_specs
 from bertjax.objectives.base import NO_TOKENIZER, Batch, Head, Labels, Sum
 from bertjax.objectives.entity_ranks import best_candidates, check_top, count_above
 from bertjax.objectives.losses import check_shapes
@@ -131,33 +131,22 @@ def init_product(rng: jax.Array, cfg: EncoderConfig) -> Params:
 
 
 def read_hidden(
-    params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Any
+    params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Rng
 ) -> jax.Array:
     """Return the input of the head's transform: the hidden states, [B, S, D]."""
     return encoded.hidden
 
 
 def read_product(
-    params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Any
+    params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Rng
 ) -> jax.Array:
-    """Return hidden states times the embeddings of the given entities, [B, S, D]."""
-    given = batch["complete_given"]
-    return multiply_by_given(params, cfg, encoded.hidden, given, rng)
-
-
-def multiply_by_given(
-    params: Params,
-    cfg: EncoderConfig,
-    hidden: jax.Array,
-    given: jax.Array,
-    rng: jax.Array | None,
-) -> jax.Array:
-    """Multiply hidden [B, S, D] by the embeddings of the tokens `given` i32 [B, S].
+    """Return hidden states times the embeddings of the given entities, [B, S, D].
 
     The product is normalized, and dropped out like hidden states unless rng is None.
     """
     with jax.named_scope("product"):
-        x = hidden * lookup(params["encoder"]["embeddings"]["word"], given)
+        word = params["encoder"]["embeddings"]["word"]
+        x = encoded.hidden * lookup(word, batch["complete_given"])
         norm = params[PARAMS]["norm"]
         x = layer_norm(norm, x, cfg.layer_norm_eps, cfg.norm_type)
         return dropout(x, cfg.hidden_dropout_prob, rng).astype(cfg.dtype)
@@ -225,7 +214,7 @@ def make_candidate_head(
         return {f"{name}_loss": jnp.sum(slot_weights(batch))}
 
     def sums(
-        params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Any
+        params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Rng
     ) -> dict[str, Sum]:
         if ids_name not in batch:  # rows to answer, without known answers
             return {}

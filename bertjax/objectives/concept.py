@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from bertjax import UserError, registry
 from bertjax.models import heads
 from bertjax.models.config import EncoderConfig
-from bertjax.models.layers import Params, fold_in, reverse_gradient
+from bertjax.models.layers import Params, Rng, fold_in, reverse_gradient
 from bertjax.models.pooling import means
 from bertjax.objectives.base import EVERYWHERE, Batch, Head
 from bertjax.objectives.metrics import loss_and_accuracy
@@ -73,11 +73,7 @@ def make_label_head(
         return weights
 
     def sums(
-        params: Params,
-        cfg: EncoderConfig,
-        encoded: Any,
-        batch: Batch,
-        rng: jax.Array | None,
+        params: Params, cfg: EncoderConfig, encoded: Any, batch: Batch, rng: Rng
     ) -> dict[str, Any]:
         labels = batch[f"{name}_{'labels' if of == 'words' else of}"]
         x = encoded.hidden if of == "words" else means(encoded.hidden, batch)

@@ -20,7 +20,7 @@ from bertjax.models import heads
 from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import Encoded
 from bertjax.models.flops import head_flops
-from bertjax.models.layers import Params
+from bertjax.models.layers import Params, Rng
 from bertjax.models.typed_head import (
     init_typed,
     typed_flops,
@@ -130,11 +130,7 @@ def make_names_head(
         return terms, ranks(logits, ids)
 
     def sums(
-        params: Params,
-        cfg: EncoderConfig,
-        encoded: Encoded,
-        batch: Batch,
-        rng: jax.Array | None,
+        params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Rng
     ) -> dict[str, Sum]:
         run = functools.partial(score, params, cfg, rng is not None)
         arrays = encoded.hidden, batch["mlm_ids"], batch["mlm_types"], *weigh(batch)
@@ -167,11 +163,7 @@ def make_next_head(needs: frozenset[str], unk_id: int) -> Head:
         return batch["lm_weights"] * (batch["lm_ids"] != unk_id)
 
     def sums(
-        params: Params,
-        cfg: EncoderConfig,
-        encoded: Encoded,
-        batch: Batch,
-        rng: jax.Array | None,
+        params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Rng
     ) -> dict[str, Sum]:
         def score(first: jax.Array | None, *arrays: jax.Array) -> tuple[Any, jax.Array]:
             terms, logits = score_tokens(params, cfg, *arrays, "lm")

@@ -14,7 +14,7 @@ from bertjax import UserError, registry
 from bertjax.models import decoder, encoder, heads
 from bertjax.models.config import EncoderConfig
 from bertjax.models.flops import decoder_flops, encoder_flops, head_flops
-from bertjax.models.layers import Params
+from bertjax.models.layers import Params, Rng
 from bertjax.objectives.base import Batch, Objective, Specs, Term
 from bertjax.objectives.token_head import PARAMS, score_in_chunks
 from bertjax.parallel.sharding import gather_params
@@ -86,11 +86,7 @@ def weights(batch: Batch, z_loss: float = 0.0) -> dict[str, jax.Array]:
 
 
 def sums(
-    cfg: EncoderConfig,
-    z_loss: float,
-    params: Params,
-    batch: Batch,
-    rng: jax.Array | None,
+    cfg: EncoderConfig, z_loss: float, params: Params, batch: Batch, rng: Rng
 ) -> dict[str, Term]:
     """Encode the input, and predict each token of the target from those before it."""
     params = gather_params(params, cfg.dtype)
@@ -103,8 +99,6 @@ def sums(
 
 def flops(cfg: EncoderConfig, specs: Specs) -> float:
     """Count the FLOPs of both stacks and the head, per slot of the input."""
-    read, written = (
-        specs[name].shape[-1] for name in ("input_ids", "decoder_input_ids")
-    )
+    read, written = (specs[k].shape[-1] for k in ("input_ids", "decoder_input_ids"))
     own = decoder_flops(cfg, written, read) * written / read
     return encoder_flops(cfg, read, 0) + own + head_flops(cfg, read, written)

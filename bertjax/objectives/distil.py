@@ -16,7 +16,7 @@ from bertjax.models import heads
 from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import Encoded
 from bertjax.models.flops import head_flops
-from bertjax.models.layers import Params
+from bertjax.models.layers import Params, Rng
 from bertjax.objectives.base import EVERYWHERE, Batch, Head, Sum
 from bertjax.objectives.losses import cosine_distance, kl_divergence
 from bertjax.objectives.piecewise_gradient import add_pieces
@@ -58,11 +58,7 @@ def make_head(
         return dict.fromkeys(terms, jnp.sum(real_tokens(batch)))
 
     def sums(
-        params: Params,
-        cfg: EncoderConfig,
-        encoded: Encoded,
-        batch: Batch,
-        rng: jax.Array | None,
+        params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Rng
     ) -> dict[str, Sum]:
         if teacher is None:
             return {}

@@ -17,7 +17,7 @@ from bertjax import UserError
 from bertjax.models import encoder, heads
 from bertjax.models.config import EncoderConfig, generator_config
 from bertjax.models.flops import flops_per_token
-from bertjax.models.layers import Params
+from bertjax.models.layers import Params, Rng
 from bertjax.objectives.base import Batch, Objective, Specs, Term, row_keys
 from bertjax.objectives.losses import binary_cross_entropy
 from bertjax.objectives.metrics import binary_metrics
@@ -92,11 +92,7 @@ def init(cfg: EncoderConfig, small: EncoderConfig, rng: jax.Array) -> Params:
 
 
 def sums(
-    cfg: EncoderConfig,
-    small: EncoderConfig,
-    params: Params,
-    batch: Batch,
-    rng: jax.Array | None,
+    cfg: EncoderConfig, small: EncoderConfig, params: Params, batch: Batch, rng: Rng
 ) -> dict[str, Term]:
     """Fill the masked positions, and predict which of the tokens were replaced."""
     params = gather_params(params, cfg.dtype, SHARDINGS)

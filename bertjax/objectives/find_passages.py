@@ -9,14 +9,14 @@ params["tables"]["passages"], i32 [N, P], padded with -1. The gradient flows thr
 k scores into the encoder, not through the choice of the passages or their vectors.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from bertjax.models import encoder
 from bertjax.models.config import EncoderConfig
-from bertjax.models.layers import Params, fold_in
+from bertjax.models.layers import Params, Rng, fold_in
 from bertjax.models.nearest import nearest
 from bertjax.models.pooling import text_vectors
 from bertjax.objectives.base import Batch
@@ -57,7 +57,7 @@ class Finder(NamedTuple):
 
 
 def question_vectors(
-    params: Params, cfg: EncoderConfig, batch: Batch, finder: Finder, rng: Any
+    params: Params, cfg: EncoderConfig, batch: Batch, finder: Finder, rng: Rng
 ) -> jax.Array:
     """Encode a batch's questions: vectors f32 [B, D]; params: the whole tree."""
     mask = batch["question_mask"]
@@ -69,7 +69,7 @@ def question_vectors(
 
 
 def find(
-    params: Params, cfg: EncoderConfig, batch: Batch, finder: Finder, rng: Any
+    params: Params, cfg: EncoderConfig, batch: Batch, finder: Finder, rng: Rng
 ) -> dict[str, jax.Array]:
     """Find k passages for each question, and join each with its question to a row.
 

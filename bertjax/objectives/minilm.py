@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from bertjax import UserError
 from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import EncodedInside
-from bertjax.models.layers import Params
+from bertjax.models.layers import Params, Rng
 from bertjax.models.skips import Earlier
 from bertjax.models.stacked_layers import take_layer
 from bertjax.models.transformer_layer import first_values, layer_vectors
@@ -76,7 +76,7 @@ def make_head(
         cfg: EncoderConfig,
         encoded: EncodedInside,
         batch: Batch,
-        rng: jax.Array | None,
+        rng: Rng,
     ) -> dict[str, Sum]:
         if teacher is None:
             return {}

@@ -20,8 +20,8 @@ from bertjax.models import heads
 from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import Encoded
 from bertjax.models.flops import head_flops
-from bertjax.models.layers import Params
-from bertjax.objectives.base import Batch, Head, Labels, Sum
+from bertjax.models.layers import Params, Rng
+from bertjax.objectives.base import Batch, Head, Sum
 from bertjax.objectives.entity_ranks import best_candidates, check_top, count_above
 from bertjax.objectives.task_head import weights_of
 from bertjax.objectives.token_head import PARAMS, score_in_chunks, sum_in_chunks
@@ -49,18 +49,14 @@ def candidate_sums(
     return jax.lax.scan(add, zeros, jnp.arange(log_p.shape[1]))[0]
 
 
-def make_labels(masks: int) -> Labels:
-    """Make Head.labels for batches with `masks` masks per row."""
-
-    def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-        shape = rows, min(masks, length)
-        weights = jax.ShapeDtypeStruct(shape, jnp.float32)
-        right = jax.ShapeDtypeStruct((rows,), jnp.int32)
-        names = "mlm_positions", "mlm_ids"
-        found = {name: jax.ShapeDtypeStruct(shape, jnp.int32) for name in names}
-        return {**found, "mlm_weights": weights, "right_entities": right}
-
-    return labels
+def labels(masks: int, rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Describe the arrays of a batch with `masks` masks per row."""
+    shape = rows, min(masks, length)
+    weights = jax.ShapeDtypeStruct(shape, jnp.float32)
+    right = jax.ShapeDtypeStruct((rows,), jnp.int32)
+    names = "mlm_positions", "mlm_ids"
+    found = {name: jax.ShapeDtypeStruct(shape, jnp.int32) for name in names}
+    return {**found, "mlm_weights": weights, "right_entities": right}
 
 
 def make_head(
@@ -83,7 +79,7 @@ def make_head(
         return {"mlm_loss": jnp.sum(slot_weights(batch))}
 
     def sums(
-        params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Any
+        params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Rng
     ) -> dict[str, Sum]:
         if "mlm_ids" not in batch:  # rows to answer, without known answers
             return {}
@@ -94,13 +90,11 @@ def make_head(
         params: Params, cfg: EncoderConfig, encoded: Encoded
     ) -> jax.Array:
         """Return the score of every candidate, f32 [B, N]."""
-        word = params["encoder"]["embeddings"]["word"]
         table = jnp.asarray(candidates.table)
         counts = jnp.asarray(candidates.counts)
 
         def of_slots(first: Any, hidden: jax.Array) -> tuple[Any, tuple[()]]:
-            logits = heads.mlm_logits(params.get(PARAMS, {}), word, cfg, hidden)
-            log_p = jax.nn.log_softmax(logits)
+            log_p = jax.nn.log_softmax(heads.token_logits(params, cfg, hidden))
             start = 0 if first is None else first
             args = log_p, table, counts, start, score == "mean_p"
             return candidate_sums(*args), ()
@@ -128,7 +122,7 @@ def make_head(
         reads="mlm_positions",
         params=PARAMS,
         outputs=outputs,
-        labels=make_labels(masks),
+        labels=partial(labels, masks),
         flops=head_flops,
         task_type="mlmlm",
     )

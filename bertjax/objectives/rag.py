@@ -23,9 +23,9 @@ from bertjax import UserError
 from bertjax.models import decoder, encoder
 from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import without_pooler
-from bertjax.models.layers import Params
+from bertjax.models.layers import Params, Rng
 from bertjax.objectives import find_passages, seq2seq
-from bertjax.objectives.base import Batch, Labels, Objective, Sum, Term
+from bertjax.objectives.base import Batch, Objective, Sum, Term
 from bertjax.objectives.find_passages import Finder
 from bertjax.objectives.read import passage_log_probs
 from bertjax.objectives.task_head import weights_of
@@ -85,7 +85,7 @@ def by_passage(batch: Batch) -> dict[str, jax.Array]:
 
 
 def read_targets(
-    params: Params, cfg: EncoderConfig, batch: Batch, rng: jax.Array | None
+    params: Params, cfg: EncoderConfig, batch: Batch, rng: Rng
 ) -> jax.Array:
     """Return ln p(y_i | x, z, y<i), f32 [B, k, T]; params: gathered."""
     rows, (b, k) = by_passage(batch), batch["passage_scores"].shape
@@ -136,18 +136,18 @@ def make_objective(
     own_weights = functools.partial(weights_of, "lm_weights")
     join = token_log_probs if marginal == "token" else sequence_log_probs
 
-    def find(params: Params, batch: Batch, rng: Any = None) -> Batch:
+    def find(params: Params, batch: Batch, rng: Rng = None) -> Batch:
         """Return the batch with passages; params: gathered."""
         if finder is None:
             return batch
         return find_passages.find(params, cfg, batch, finder, rng)
 
-    def log_probs(params: Params, batch: Batch, rng: Any) -> jax.Array:
+    def log_probs(params: Params, batch: Batch, rng: Rng) -> jax.Array:
         known = passage_log_probs(batch["passage_scores"], batch, temperature)
         likely = read_targets(params, cfg, batch, rng)
         return join(likely, known, own_weights(batch))
 
-    def sums(params: Params, batch: Batch, rng: Any) -> dict[str, Term]:
+    def sums(params: Params, batch: Batch, rng: Rng) -> dict[str, Term]:
         params = gather_params(params, cfg.dtype, whole.shardings)
         nats = -jnp.sum(log_probs(params, find(params, batch, rng), rng))
         return {f"{NAME}_loss": Sum(nats, jnp.sum(own_weights(batch)))}
@@ -167,7 +167,7 @@ def make_objective(
         weights=lambda batch: {f"{NAME}_loss": jnp.sum(own_weights(batch))},
         sums=sums,
         evaluate=evaluate,
-        labels=make_labels(cfg, target_length, passages),
+        labels=functools.partial(labels, cfg, target_length, passages),
         task_type=NAME,
         flops=None if finder else whole.flops,
         tables=finder.tables if finder else {},
@@ -176,23 +176,21 @@ def make_objective(
     return objective, cfg
 
 
-def make_labels(cfg: EncoderConfig, target_length: int, passages: int) -> Labels:
-    """Make Head.labels for batches with `passages` passages per row."""
-    of_rows = seq2seq.make_labels(cfg, target_length)
+def labels(
+    cfg: EncoderConfig, target_length: int, passages: int, rows: int, length: int
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Describe the arrays of a batch with `passages` passages per row."""
 
-    def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-        def wide(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct((rows, passages, *shape[1:]), dtype)
+    def wide(dtype: Any, *sizes: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((rows, passages, *sizes), dtype)
 
-        own = of_rows(rows, length)
-        found = {
-            name: own[name] if name in ROW else wide(own[name].shape, own[name].dtype)
-            for name in own
-        }
-        for name in ("input_ids", "attention_mask"):
-            found[name] = wide((rows, length), jnp.int32)
-        for name in ("passage_scores", "passage_weights"):
-            found[name] = wide((rows,), jnp.float32)
-        return found
-
-    return labels
+    own = seq2seq.labels(cfg, target_length, rows, length)
+    found = {
+        name: one if name in ROW else wide(one.dtype, *one.shape[1:])
+        for name, one in own.items()
+    }
+    for name in ("input_ids", "attention_mask"):
+        found[name] = wide(jnp.int32, length)
+    for name in ("passage_scores", "passage_weights"):
+        found[name] = wide(jnp.float32)
+    return found

@@ -20,6 +20,7 @@ from bertjax.models.config import EncoderConfig
 from bertjax.models.flops import encoder_flops, head_flops
 from bertjax.models.layers import (
     Params,
+    Rng,
     activate,
     draw,
     layer_norm,
@@ -78,7 +79,7 @@ def make_objective(
     wanted = tuple(TERMS[kind] for kind in kinds.split("/"))
 
     def evaluate(
-        params: Params, batch: Batch, rng: jax.Array | None = None
+        params: Params, batch: Batch, rng: Rng = None
     ) -> tuple[dict[str, Term], dict[str, jax.Array]]:
         terms, outputs = score(cfg, params, batch, rng)
         return {k: v for k, v in terms.items() if k.startswith(wanted)}, outputs
@@ -163,10 +164,8 @@ def labels(
 def flops(cfg: EncoderConfig, specs: Specs) -> float:
     """Count the FLOPs of the encoder on words and regions and of the heads, per slot of
     the text."""
-    length, regions = (
-        specs[name].shape[0] for name in ("input_ids", "region_features")
-    )
-    words, masked = (specs[name].shape[0] for name in ("mlm_ids", "region_positions"))
+    length, regions = (specs[k].shape[0] for k in ("input_ids", "region_features"))
+    words, masked = (specs[k].shape[0] for k in ("mlm_ids", "region_positions"))
     width, d = specs["region_features"].shape[-1], cfg.hidden_size
     both = length + regions
     read = encoder_flops(cfg, both, words + masked + 1, False) * both
@@ -186,7 +185,7 @@ def embed_regions(params: Params, cfg: EncoderConfig, batch: Batch) -> jax.Array
 
 
 def encode(
-    params: Params, cfg: EncoderConfig, batch: Batch, rng: jax.Array | None, at: Any
+    params: Params, cfg: EncoderConfig, batch: Batch, rng: Rng, at: Any
 ) -> jax.Array:
     """Encode L words and R regions after them; return hidden [B, P, D] at `at`.
 
@@ -212,7 +211,7 @@ def encode(
 
 
 def score(
-    cfg: EncoderConfig, params: Params, batch: Batch, rng: jax.Array | None
+    cfg: EncoderConfig, params: Params, batch: Batch, rng: Rng
 ) -> tuple[dict[str, Term], dict[str, jax.Array]]:
     """Encode a batch, and compute the losses of masked words, regions and pairs.
 

@@ -38,9 +38,9 @@ from bertjax.models.flops import encoder_flops, flops_per_token, head_flops
 from bertjax.models.layer_specs import layer_specs
 from bertjax.models.layers import (
     Params,
+    Rng,
     count_up,
     draw,
-    dropout,
     fold_in,
     linear,
     lookup,
@@ -52,8 +52,8 @@ from bertjax.models.stacked_layers import take_layer
 from bertjax.models.transformer_layer import (
     MemoryInputs,
     add_attended,
+    add_mlp,
     cross_attention,
-    mlp,
     normalize,
 )
 from bertjax.objectives.base import Batch, Objective, Specs, Term
@@ -154,7 +154,7 @@ def sums(
     rate: float,
     params: Params,
     batch: Batch,
-    rng: jax.Array | None,
+    rng: Rng,
 ) -> dict[str, Term]:
     """Predict the masked tokens with the encoder, and every token with the decoder."""
     params = gather_params(params, cfg.dtype, SHARDINGS)
@@ -170,7 +170,7 @@ def sums(
 
 
 def encode(
-    params: Params, cfg: EncoderConfig, batch: Batch, rng: jax.Array | None
+    params: Params, cfg: EncoderConfig, batch: Batch, rng: Rng
 ) -> tuple[jax.Array, jax.Array]:
     """Return the hidden states of the masked tokens, [B, P, D], and sequence vectors.
 
@@ -211,7 +211,7 @@ def decode(
     batch: Batch,
     vectors: jax.Array,
     visible: jax.Array,
-    rng: jax.Array | None,
+    rng: Rng,
 ) -> jax.Array:
     """Run the decoder: hidden [B, L, D], to predict each token.
 
@@ -246,17 +246,9 @@ def decode(
     mask = AttentionMask(real, packed, edges=visible)
     y, _ = cross_attention(p, cfg, x, b, MemoryInputs(mask, keys, rope), rngs[0], None)
     x = add_attended(p, cfg, x, y, rngs[1])
-    return finish(params[NAME], layer["mlp"], cfg, x, rngs[2]).reshape(b, length, d)
-
-
-def finish(
-    own: Params, p: Params, cfg: EncoderConfig, x: jax.Array, rng: jax.Array | None
-) -> jax.Array:
-    """Apply the decoder's MLP `p` and last norm to x [T, D]."""
-    pre = cfg.norm_position == "pre"
-    y = mlp(p, cfg, normalize(p["norm"], cfg, x) if pre else x)
-    x = x + dropout(y, cfg.hidden_dropout_prob, rng)
-    return normalize(own["final_norm"] if pre else p["norm"], cfg, x)
+    x = add_mlp(layer["mlp"], cfg, x, rngs[2])
+    x = normalize(params[NAME]["final_norm"], cfg, x) if pre else x
+    return x.reshape(b, length, d)
 
 
 def flops(cfg: EncoderConfig, own: EncoderConfig, specs: Specs) -> float:

@@ -19,9 +19,9 @@ import jax.numpy as jnp
 from bertjax.models import decoder
 from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import Encoded, without_pooler
-from bertjax.models.layers import Params
+from bertjax.models.layers import Params, Rng
 from bertjax.objectives import denoise
-from bertjax.objectives.base import Batch, Labels, Objective, Term
+from bertjax.objectives.base import Batch, Objective, Term
 from bertjax.objectives.combine import combine
 from bertjax.objectives.metrics import nats_and_right
 from bertjax.objectives.task_head import weights_of
@@ -53,7 +53,7 @@ def make_objective(
         weights=lambda batch: whole.weights(seen(batch)),
         sums=lambda params, batch, rng: whole.sums(params, seen(batch), rng),
         evaluate=evaluate,
-        labels=make_labels(cfg, target_length),
+        labels=functools.partial(labels, cfg, target_length),
         task_type="seq2seq",
     )
     return objective, cfg
@@ -69,13 +69,13 @@ def of_decoder(cfg: EncoderConfig) -> Objective:
     """Build the objective with a decoder, which attends to the encoded source."""
     head = make_token_head(NAME, frozenset(), everywhere=True)
 
-    def run(params: Params, batch: Batch, rng: Any) -> tuple[Params, Encoded]:
+    def run(params: Params, batch: Batch, rng: Rng) -> tuple[Params, Encoded]:
         params, batch = gather_params(params, cfg.dtype), dict(batch)
         memory = decoder.encode(params, cfg, batch, rng)
         hidden = decoder.apply(params, cfg, batch, memory, rng)
         return params, Encoded(hidden, None)
 
-    def sums(params: Params, batch: Batch, rng: Any) -> dict[str, Term]:
+    def sums(params: Params, batch: Batch, rng: Rng) -> dict[str, Term]:
         params, encoded = run(params, batch, rng)
         return head.sums(params, cfg, encoded, batch, rng)
 
@@ -119,18 +119,15 @@ def outputs(
     return {name: jnp.sum(values, axis=-1) for name, values in each.items()}
 
 
-def make_labels(cfg: EncoderConfig, target_length: int) -> Labels:
-    """Make Head.labels for batches with targets of at most `target_length` tokens."""
-    names = [f"{NAME}_ids"]
-    names += ["decoder_input_ids" if cfg.num_decoder_layers else f"{NAME}_positions"]
-
-    def labels(rows: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-        shape = rows, min(target_length + 1, length)
-        found = {name: jax.ShapeDtypeStruct(shape, jnp.int32) for name in names}
-        found[f"{NAME}_weights"] = jax.ShapeDtypeStruct(shape, jnp.float32)
-        if not (cfg.num_decoder_layers or cfg.is_decoder):
-            steps = jax.ShapeDtypeStruct((rows, length), jnp.int32)
-            found["attention_steps"] = steps
-        return found
-
-    return labels
+def labels(
+    cfg: EncoderConfig, target_length: int, rows: int, length: int
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Describe the arrays of a batch with targets of at most `target_length` tokens."""
+    places = "decoder_input_ids" if cfg.num_decoder_layers else f"{NAME}_positions"
+    target = jax.ShapeDtypeStruct((rows, min(target_length + 1, length)), jnp.int32)
+    found = {f"{NAME}_ids": target, places: target}
+    found[f"{NAME}_weights"] = jax.ShapeDtypeStruct(target.shape, jnp.float32)
+    if not (cfg.num_decoder_layers or cfg.is_decoder):
+        steps = jax.ShapeDtypeStruct((rows, length), jnp.int32)
+        found["attention_steps"] = steps
+    return found

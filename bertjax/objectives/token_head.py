@@ -18,7 +18,7 @@ from bertjax.models import heads
 from bertjax.models.config import EncoderConfig
 from bertjax.models.encoder import Encoded
 from bertjax.models.flops import head_flops
-from bertjax.models.layers import Params
+from bertjax.models.layers import Params, Rng
 from bertjax.objectives.base import EVERYWHERE, Batch, Head, Sum
 from bertjax.objectives.losses import cross_entropy, z_loss_of
 from bertjax.objectives.metrics import accuracy
@@ -59,11 +59,7 @@ def make_token_head(
         return dict.fromkeys([f"{name}_loss", *z_terms], total)
 
     def sums(
-        params: Params,
-        cfg: EncoderConfig,
-        encoded: Encoded,
-        batch: Batch,
-        rng: jax.Array | None,
+        params: Params, cfg: EncoderConfig, encoded: Encoded, batch: Batch, rng: Rng
     ) -> dict[str, Sum]:
         ids = batch[f"{name}_ids"]
         if encoded.hidden.shape[:2] != ids.shape:
@@ -108,8 +104,7 @@ def score_tokens(
     The terms are the loss, the accuracy and, if it has a factor, the z_loss. evenly:
     the accuracy counts each prediction of positive weight once.
     """
-    word = params["encoder"]["embeddings"]["word"]
-    logits = heads.mlm_logits(params.get(PARAMS, {}), word, cfg, hidden)
+    logits = heads.token_logits(params, cfg, hidden)
     if never is not None:
         is_never = jnp.arange(logits.shape[-1]) == never
         logits = jnp.where(is_never, heads.NEG_INF, logits)

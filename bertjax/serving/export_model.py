@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 from bertjax import UserError
 from bertjax.assembly.models import LoadedModel
-from bertjax.assembly.save_model import check_target
+from bertjax.assembly.save_model import write_new
 from bertjax.serving.onnx_int8 import KINDS
-from bertjax.storage import directories
 
 FORMATS = ("stablehlo", "onnx")
 
@@ -32,12 +31,11 @@ class Options(NamedTuple):
 
 def check_options(format: str, options: Options) -> None:
     """Refuse flags that a format does not use. Raises UserError."""
-    for name in ("batch_sizes", "lengths") if format != "stablehlo" else ():
-        if getattr(options, name):
-            raise UserError(f"--{name} needs --format=stablehlo: leave it out")
-    for name in ("quantize", "gate") if format != "onnx" else ():
-        if getattr(options, name):
-            raise UserError(f"--{name} needs --format=onnx: leave it out")
+    own = dict.fromkeys(("batch_sizes", "lengths"), "stablehlo")
+    own |= dict.fromkeys(("quantize", "gate"), "onnx")
+    for name, needed in own.items():
+        if getattr(options, name) and format != needed:
+            raise UserError(f"--{name} needs --format={needed}: leave it out")
     if options.vectors and format not in FORMATS:
         raise UserError(f"--vectors has no effect with --format={format}: leave it out")
     if options.quantize not in ("", *KINDS):
@@ -90,7 +88,5 @@ def export_model(
         from bertjax.serving.gate import open_gate
 
         gate = open_gate(options.gate, model, served, where, options.weights)
-    into = check_target(target, f"--to={target}")
-    if not directories.make_whole(into, write, f"--to={target}"):
-        raise UserError(f"--to={target} exists already: another process has made it")
+    write_new(target, "--to", write)
     return facts

@@ -18,7 +18,8 @@ def simplify(graph: Graph, value: Value) -> Value:
         return (
             layer_norm(graph, value)
             or scaled_norm(graph, value)
-            or (gelu(graph, value) or value)
+            or gelu(graph, value)
+            or value
         )
     if value.op == "Add":
         return shifted_norm(graph, value) or value

@@ -46,11 +46,7 @@ def check_packages() -> None:
 
 
 def write_onnx(
-    folder: Path,
-    model: LoadedModel,
-    served: ServedModel,
-    gate: Gate | None,
-    kind: str,
+    folder: Path, model: LoadedModel, served: ServedModel, gate: Gate | None, kind: str
 ) -> dict[str, Any]:
     """Write onnx/model.onnx, tokenizer, configs and card.json; return the card.
 

@@ -14,14 +14,14 @@ from bertjax.storage import atomic, directories
 
 
 class Part(NamedTuple):
-    """A part of the text: a number of words of some files, and the hash of the result.
+    """A part of the text: a number of words of a file, and the hash of the result.
 
     spread: use an equal share of the words of each document, from its beginning;
-    otherwise whole documents in the order of the files, with the last one cut.
+    otherwise whole documents in the order of the file, with the last one cut.
     """
 
     name: str
-    files: tuple[str, ...]
+    file: str
     words: int
     spread: bool
     sha256: str
@@ -30,42 +30,42 @@ class Part(NamedTuple):
 PARTS = (
     Part(
         "wiki",
-        ("en_wiki/train-00.txt.gz",),
+        "en_wiki/train-00.txt.gz",
         5_000_000,
         False,
         "7cce8088be9b2cb736fe66f87f8af562044de1824476699f62e28ac8f8fe3cea",
     ),
     Part(
         "novels",
-        ("novels/train.txt.gz",),
+        "novels/train.txt.gz",
         2_000_000,
         True,
         "93f0aa1b702a5ad9f62290d91ea4cbb3b46e69580c84470a604d06fe6c76512c",
     ),
     Part(
         "simple",
-        ("simple_en/train.txt.gz",),
+        "simple_en/train.txt.gz",
         2_000_000,
         True,
         "7c87560110f8b26ae9668e19851dd3472314088b2f8ec13846096c5bf907d246",
     ),
     Part(
         "service",
-        ("dialogue_sgd/train.jsonl.gz",),
+        "dialogue_sgd/train.jsonl.gz",
         400_000,
         False,
         "bcec11774a1f4040f123a72b1f9666586c6a73973d1012af7234866133f4fa66",
     ),
     Part(
         "meetings",
-        ("dialogue_icsi/train.jsonl.gz",),
+        "dialogue_icsi/train.jsonl.gz",
         400_000,
         False,
         "8a70fd422d01f815e506cb7d6151cc1bafe412a317e76bba26b1e95eb318e0d3",
     ),
     Part(
         "chat",
-        ("dialogue_irc/train.jsonl.gz",),
+        "dialogue_irc/train.jsonl.gz",
         200_000,
         False,
         "928d88ba3f6dc9cb1183b4efb6db68230b2254eeebb348edc8f7f47611bf4834",
@@ -73,7 +73,7 @@ PARTS = (
 )
 VALID = Part(
     "valid",
-    ("en_wiki/valid.txt.gz",),
+    "en_wiki/valid.txt.gz",
     200_000,
     True,
     "02847f0440219fe7331762e00372cfda9ff08aee5faa32aec551f4ca62a4255f",
@@ -141,20 +141,18 @@ def equal_shares(sizes: Sequence[int], words: int) -> list[int]:
 
 
 def take(part: Part, folder: Path) -> str:
-    """Return the text of a part. Raises UserError for missing files."""
-    documents: list[list[str]] = []
-    for name in part.files:
-        try:
-            documents += read_documents(folder / name)
-        except (OSError, EOFError, ValueError, LookupError) as e:
-            raise UserError(
-                f"--data={folder}: {name} cannot be read: {e}; docs/speedrun.md says "
-                "where the files come from"
-            ) from e
+    """Return the text of a part. Raises UserError for a missing file."""
+    try:
+        documents = [*read_documents(folder / part.file)]
+    except (OSError, EOFError, ValueError, LookupError) as e:
+        raise UserError(
+            f"--data={folder}: {part.file} cannot be read: {e}; docs/speedrun.md says "
+            "where the files come from"
+        ) from e
     sizes = [sum(len(line.split()) for line in document) for document in documents]
     if sum(sizes) < part.words:
         raise UserError(
-            f"--data={folder}: {', '.join(part.files)} have {sum(sizes):,} words, and "
+            f"--data={folder}: {part.file} has {sum(sizes):,} words, and "
             f"{part.name} needs {part.words:,}"
         )
     if part.spread:
@@ -187,7 +185,7 @@ def make_corpus(folder: Path, target: Path, say: Callable[[str], None]) -> None:
     def write(draft: Path) -> None:
         for part in (*PARTS, VALID):
             text = take(part, folder).encode()
-            check_hash(f"{part.name} of {', '.join(part.files)}", text, part.sha256)
+            check_hash(f"{part.name} of {part.file}", text, part.sha256)
             atomic.write_file(draft / f"{part.name}.txt", text)
             say(f"{part.name}: {part.words:,} words")
         try:

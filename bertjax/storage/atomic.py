@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Atomic writing of files, on a disk or in a bucket."""
 
+import contextlib
 import glob
 import io
 import os
@@ -68,6 +69,20 @@ def _replace(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
         draft.unlink(missing_ok=True)
 
 
+def append_line(file: IO[str], line: str) -> None:
+    """Write a line at once, and close the file if that raises OSError.
+
+    Otherwise Python would try again at exit, and print a traceback.
+    """
+    try:
+        file.write(line)
+        file.flush()
+    except OSError:
+        with contextlib.suppress(OSError):
+            file.close()
+        raise
+
+
 def copy_files(source: Path, target: Any) -> None:
     """Copy the files of a directory tree, each of them atomically.
 
@@ -110,14 +125,11 @@ def check_out(
     is_text = isinstance(value, str)
     files = _files_of(value) if is_text else filter(os.path.exists, value or ())
     if out.exists() and any(map(out.samefile, files)):
-        what = read if is_text and _exists(value) else f"a file of {read}"
+        is_one = is_text and os.path.exists(os.path.expanduser(value))
+        what = read if is_one else f"a file of {read}"
         raise UserError(f"{flag}={name} is {what}, which it would replace")
     check_writable(out.parent, f"{flag}={name}")
     return out
-
-
-def _exists(path: str) -> bool:
-    return os.path.exists(os.path.expanduser(path))
 
 
 def _files_of(value: str) -> Iterator[str]:

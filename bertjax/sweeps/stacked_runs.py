@@ -30,7 +30,6 @@ T = TypeVar("T")
 
 def stack(tree: Any) -> Any:
     """Add a leading axis that is not split to a tree of shardings."""
-
     return jax.tree.map(
         lambda leaf: NamedSharding(leaf.mesh, PartitionSpec(None, *leaf.spec)), tree
     )

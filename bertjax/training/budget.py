@@ -12,7 +12,6 @@ Cramming (Geiping and Goldstein 2022, arXiv 2212.14034) and 24hBERT (Izsak et al
 arXiv 2104.07705) train in this way.
 """
 
-import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -24,7 +23,7 @@ from jax.sharding import Mesh
 from bertjax import RunError
 from bertjax.parallel import feed
 from bertjax.parallel.host_memory import count_cores
-from bertjax.storage.atomic import is_remote, write_file
+from bertjax.storage.atomic import append_line, is_remote, write_file
 from bertjax.training.schedules import CLOCK_UPDATES
 
 CLOCKS = {"wall": time.monotonic, "cpu": time.process_time}  # seconds
@@ -104,7 +103,7 @@ class Clock:
     def _take(self, number: int) -> np.float32:
         """Return an update's time, CLOCK_UPDATES at the end of the budget.
 
-        Processes other than process 0 return 0.
+        Processes other than process 0 return 0. Raises RunError if it cannot be stored.
         """
         if not self.primary:
             return np.float32(0)
@@ -113,7 +112,10 @@ class Clock:
         else:
             self.lines.append(self.elapsed())
             if self.file is not None:
-                self._append(f"{self.lines[-1]!r}\n")
+                try:
+                    append_line(self.file, f"{self.lines[-1]!r}\n")
+                except OSError as e:
+                    raise RunError(f"{self.path} cannot be written: {e}") from e
         return self._time(number)
 
     def _time(self, number: int) -> np.float32:
@@ -123,17 +125,6 @@ class Clock:
         """Return True if this update ran at the end of the budget."""
         known = 0 <= number < len(self.lines)
         return known and bool(self._time(number) >= CLOCK_UPDATES)
-
-    def _append(self, line: str) -> None:
-        """Append a line to the file. Raises RunError if it cannot be written."""
-        try:
-            self.file.write(line)
-            self.file.flush()
-        except OSError as e:
-            # Otherwise Python would try again at exit, and print a traceback.
-            with contextlib.suppress(OSError):
-                self.close()
-            raise RunError(f"{self.path} cannot be written: {e}") from e
 
     def see(self, at: float) -> float:
         """Record the time of an update that ran; return the share of the budget."""

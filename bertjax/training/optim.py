@@ -228,16 +228,14 @@ def make_optimizer(
     """
     switches = {"bias_correction": bias_correction, "cautious_decay": cautious_decay}
     settings |= switches | {"ns_dtype": ns_dtype}
-    parts: Parts | optax.GradientTransformation
     if registry.is_outside(name):
         key, maker = "optim.name", "make_optimizer"
         module, options = registry.load_outside(key, name, maker)
-        parts = registry.make(key, module, maker, options, **settings)
-        parts = parts if isinstance(parts, list) else [parts]
-        parts = [with_same_shapes(part, module.__name__) for part in parts]
+        found = registry.make(key, module, maker, options, **settings)
+        found = found if isinstance(found, list) else [found]
+        parts: Parts = [with_same_shapes(part, module.__name__) for part in found]
     else:
         parts = MAKERS[name](**{key: settings[key] for key in OPTIMIZERS[name]})
-    parts = parts if isinstance(parts, list) else [parts]
     kept = [keep_zeros(zeros)] if zeros else []
     tx = optax.chain(*parts, scale_by_rate(schedule, layer_decay, rates), *kept)
     return optax.chain(clip_by_norm(clip), tx) if clip > 0 else tx

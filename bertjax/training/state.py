@@ -217,15 +217,12 @@ def take_params(
     taken: whole leaves of some of the model's parameters. wanted: shapes and shardings
     of a state.
     """
+    part = functools.partial(split, sizes=freeze)
     if any(size is not None for size in freeze.values()):
         places = jax.tree.map(lambda s: s.sharding, (wanted.params, wanted.frozen))
-        parts = jax.eval_shape(lambda tree: split(tree, freeze), taken)
-        where = tuple(map(_restrict, places, parts))
-        trained, frozen = jax.jit(
-            lambda tree: split(tree, freeze), out_shardings=where
-        )(taken)
-    else:
-        trained, frozen = split(taken, freeze)
+        where = tuple(map(_restrict, places, jax.eval_shape(part, taken)))
+        part = jax.jit(part, out_shardings=where)
+    trained, frozen = part(taken)
     own = current.frozen and merge(current.frozen, frozen)
     params = merge(current.params, trained)
     return with_params(current._replace(frozen=own), params, wanted.ema)

@@ -20,7 +20,8 @@ Batch = Mapping[str, jax.Array]
 # a NamedTuple of sums whose mean() is the metric.
 Sums = dict[str, Any]
 SumsFn = Callable[[Any, Batch, jax.Array | None], Sums]
-WeightsFn = Callable[[Batch], dict[str, jax.Array]]
+Weights = dict[str, jax.Array]
+WeightsFn = Callable[[Batch], Weights]
 
 
 def divide(value: jax.Array, weight: jax.Array) -> jax.Array:
@@ -49,11 +50,7 @@ def make_gradients(
     """
 
     def loss_fn(
-        params: Any,
-        batch: Batch,
-        weights: dict[str, jax.Array],
-        rng: jax.Array,
-        frozen: Any = None,
+        params: Any, batch: Batch, weights: Weights, rng: jax.Array, frozen: Any = None
     ) -> tuple[jax.Array, Sums]:
         sums = sums_fn(join(params, frozen), batch, rng)
         loss = sum(
@@ -67,11 +64,7 @@ def make_gradients(
         return grad_fn
 
     def accumulated(
-        params: Any,
-        batch: Batch,
-        weights: dict[str, jax.Array],
-        rng: jax.Array,
-        frozen: Any = None,
+        params: Any, batch: Batch, weights: Weights, rng: jax.Array, frozen: Any = None
     ) -> tuple[Any, Sums]:
         # A micro-batch has every accumulate-th row, so that rows stay on their device.
         micro = jax.tree.map(
@@ -123,7 +116,6 @@ def make_train_step(
     schedule's time average_from. If a batch has `at`, f32 [devices], that is the
     schedule's time (budget.py); otherwise it is the step.
     """
-
     tx = optax.with_extra_args_support(tx)
     gradients = make_gradients(sums_fn, coefficients, accumulate)
 

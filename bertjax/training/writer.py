@@ -5,7 +5,6 @@ A writer is a class with write(row), flush() and close(). A dotted name such as
 `my_package.my_module.MyWriter` in log.writers selects one from outside the package.
 """
 
-import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -21,7 +20,7 @@ from tqdm import tqdm
 
 from bertjax import RunError, UserError, counted, registry
 from bertjax.checkpoints.workdir import finite, rows_up_to
-from bertjax.storage.atomic import copy_files, is_remote, write_file
+from bertjax.storage.atomic import append_line, copy_files, is_remote, write_file
 
 Row = dict[str, Any]
 
@@ -64,14 +63,7 @@ class JsonlWriter(Writer):
         if self.remote:
             self.lines.append(line)
         else:
-            try:
-                self.file.write(line)
-                self.file.flush()
-            except OSError:
-                # Otherwise Python would try again at exit, and print a traceback.
-                with contextlib.suppress(OSError):
-                    self.file.close()
-                raise
+            append_line(self.file, line)
 
     def flush(self) -> None:
         if self.remote:
@@ -169,7 +161,7 @@ def find_writer(name: str) -> type:
             )
         return found
     if name == "wandb" and importlib.util.find_spec("wandb") is None:
-        raise UserError("log.writers=wandb: pip install wandb")
+        raise UserError("log.writers=wandb needs a package: pip install wandb")
     return registry.pick("log.writers", name, WRITERS)
 
 
@@ -214,10 +206,7 @@ class ServiceWriter(Writer):
 
 
 def make_writers(
-    names: str,
-    workdir: Any,
-    step: int,
-    say: Callable[[str], None] | None = None,
+    names: str, workdir: Any, step: int, say: Callable[[str], None] | None = None
 ) -> list[Writer]:
     """Open the writers in a list such as "jsonl,tensorboard".
 

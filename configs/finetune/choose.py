@@ -7,7 +7,6 @@ smoke, and task=NAME: swag, hellaswag, race or copa. Otherwise
   --config.init_from=DIR --config.data.train=train.jsonl --config.data.valid=dev.jsonl
   --config.task.text=COLUMN --config.task.choices=COLUMN,... --config.task.label=COLUMN
   [--config.task.text_pair=COLUMN], a question that comes before each choice
-[--config.task.text_pair=COLUMN], a question that comes before each choice
 """
 
 from bertjax import config as c

@@ -207,6 +207,18 @@ def test_a_file_in_the_place_of_the_folder(saved, tmp_path):
         saved()
 
 
+def test_frozen_parameters_of_any_shape_are_described(saved, tmp_path):
+    state, _ = make()
+    word = {"encoder": {"embeddings": {"word": jnp.zeros((2, 4))}}}
+    frozen = {**word, "mine": {"scale": jnp.zeros(())}}
+    checkpoints = saved()
+    checkpoints.save(1, state._replace(frozen=frozen), {})
+    checkpoints.wait()
+    shapes = describe(tmp_path / "checkpoints/1")
+    assert shapes["mine/scale"] == ()
+    assert shapes["encoder/embeddings/word"] == (10, 4)
+
+
 def test_a_checkpoint_of_another_model_is_refused(saved, tmp_path):
     state, _ = make()
     checkpoints = saved()

@@ -4,6 +4,7 @@
 import functools
 import json
 import subprocess
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -254,6 +255,22 @@ def test_the_dense_row_is_of_the_parameters_that_are_compressed(monkeypatch):
     assert not [*rows]
     (command,) = asked
     assert command[3:] == ["--model=RUN", "--json", "--weights=raw", "--what=mlm"]
+
+
+def test_models_of_a_grid_are_kept_in_the_folder_that_was_given(monkeypatch):
+    written = []
+
+    def write(small, into):
+        written.append(into)
+        return {"bytes": 1, "bytes_dense": 4}
+
+    monkeypatch.setattr(grid_table, "write_small", write)
+    monkeypatch.setattr(grid_table, "score", lambda *how: {"loss": 2.0})
+    small = SimpleNamespace(about={"recovery": {}})
+    recipes = make_grid(["wanda"], ["0.5"], [], None, "8")
+    more = "--what=mlm", ["loss"], "out/50%", print
+    [*grid_table.run_grid("RUN", recipes, lambda recipe: iter([small]), *more)]
+    assert written == ["out/50%/wanda-50-recovered"]
 
 
 def test_an_evaluation_of_lines_makes_no_table(monkeypatch):

@@ -200,6 +200,8 @@ def test_a_choice_says_why():
     )
     with pytest.raises(UserError, match=r"model\.attention=cudnn: it has no dropout"):
         describe_backend(cfg("cudnn", 0.1), [128])
+    with pytest.raises(UserError, match="cudnn: heads are 60 wide, not a multiple"):
+        choose_backend("cudnn", (1, 128, 12, 60), 0.0)
 
 
 @pytest.mark.parametrize("packed, window", [(False, 0), (True, 0), (False, 4)])

@@ -15,7 +15,7 @@ from bertjax.objectives import token_head
 from bertjax.objectives.complete import (
     entity_scores,
     likeliest_of,
-    multiply_by_given,
+    read_product,
     soft_cross_entropy,
 )
 from bertjax.objectives.make_objective import make_objective
@@ -136,10 +136,9 @@ def test_scores_are_of_a_product_with_what_is_given():
         "complete_weights": np.ones((2, 1), np.float32),
     }
     at = batch["complete_positions"]
-    hidden = encoder.apply(params["encoder"], cfg, batch, at=at).hidden
-    given = jnp.asarray(batch["complete_given"])
-    found = multiply_by_given(params, cfg, hidden, given, None)
-    x = np.asarray(hidden)[:, 0] * word[[5, 7]]
+    encoded = encoder.apply(params["encoder"], cfg, batch, at=at)
+    found = read_product(params, cfg, encoded, batch, None)
+    x = np.asarray(encoded.hidden)[:, 0] * word[[5, 7]]
     x = (x - x.mean(-1, keepdims=True)) / x.std(-1, keepdims=True) * scale + shift
     np.testing.assert_allclose(found[:, 0], x, rtol=1e-3, atol=1e-4)
     wanted = x @ word[5:9].T + bias[5:9]

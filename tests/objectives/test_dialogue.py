@@ -17,7 +17,7 @@ from bertjax.data.batches import Batches
 from bertjax.data.features.base import GatheredRows
 from bertjax.data.mixture import make_mixture
 from bertjax.data.sequences.make_plan import make_plan
-from bertjax.models import encoder, incremental
+from bertjax.models import encoder, heads, incremental
 from bertjax.models.config import EncoderConfig
 from bertjax.objectives.make_objective import make_objective
 from bertjax.parallel.mesh import make_mesh
@@ -169,7 +169,7 @@ def test_a_cache_goes_on_as_the_whole_row_does(model):
     """Prefill the context and the answer's first token, then feed token by token."""
     _, cfg, params = model
     batch = make_batches().batch(0)
-    logits = incremental.logits_of(params, cfg, hidden_of(model, batch))
+    logits = heads.token_logits(params, cfg, hidden_of(model, batch))
     size = (batch["turn_ids"] > 0).sum(1) + 1  # with the answer's [CLS]
     width = int(size.max())
     real = np.arange(width) < size[:, None]

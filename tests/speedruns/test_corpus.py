@@ -23,7 +23,7 @@ def zipped(path, text):
 
 def part(name, file, words, spread=False, text=""):
     known = hashlib.sha256(text.encode()).hexdigest()
-    return corpus.Part(name, (file,), words, spread, known)
+    return corpus.Part(name, file, words, spread, known)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_it_is_made_once(known, tmp_path):
     "file, content, message",
     [
         ("wiki.txt.gz", WIKI.replace("one", "two"), "wiki of wiki.txt.gz has the SHA"),
-        ("wiki.txt.gz", "too short", "have 2 words, and wiki needs 10"),
+        ("wiki.txt.gz", "too short", "has 2 words, and wiki needs 10"),
         ("wiki.txt.gz", None, "wiki.txt.gz cannot be read"),
         (corpus.PAIRS, "other pairs", "blimp/pairs.jsonl.gz has the SHA"),
         (corpus.PAIRS, None, "blimp/pairs.jsonl.gz cannot be read"),
