@@ -138,7 +138,7 @@ def test_standard_input(run, pipe, capsys):
         assert said(capsys, f"--model={path}", "--input=-") == found
     for given, words in {
         "": "--input=-: there are no rows",
-        '{"question": "x"}': "standard input:1: the question has no context, of which",
+        '{"question": "x"}': "standard input:1: the question has no context that could",
         '[{"paragraphs": []}]': "input:1 has 'paragraphs' of SQuAD's form",
         '[{"context": "x", "qas": []}]': "input:1 has 'qas' of SQuAD's form",
         "x": "standard input: is not JSON",
