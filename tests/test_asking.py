@@ -139,8 +139,8 @@ def test_standard_input(run, pipe, capsys):
     for given, words in {
         "": "--input=-: there are no rows",
         '{"question": "x"}': "standard input:1: the question has no context that could",
-        '[{"paragraphs": []}]': "input:1 has 'paragraphs' of SQuAD's form",
-        '[{"context": "x", "qas": []}]': "input:1 has 'qas' of SQuAD's form",
+        '[{"paragraphs": []}]': r"input:\[0\] has 'paragraphs' of SQuAD's form",
+        '[{"context": "x", "qas": []}]': r"input:\[0\] has 'qas' of SQuAD's form",
         "x": "standard input: is not JSON",
     }.items():
         pipe(given)
