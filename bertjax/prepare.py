@@ -30,7 +30,6 @@ from bertjax.data.corpus.duplicates import report_corpus
 from bertjax.data.corpus.files import keeping_hashes
 from bertjax.data.masking import find_similar
 from bertjax.data.masking.similar_words import NONE
-from bertjax.data.progress import Progress
 from bertjax.data.token_store import prepare_data
 from bertjax.data.token_store.cache import open_cache
 from bertjax.data.token_store.store import Store
@@ -128,8 +127,7 @@ def write_similar(path: Path, synonyms: str | None, prepared: Any) -> None:
         words = find_similar.fitting_words(listed, tokenizer)
         origin = f"of {Path(synonyms).name}"
     else:
-        with Progress("word2vec", unit="words") as progress:
-            words = find_similar.similar_by_text(stores, tokenizer, progress)
+        words = find_similar.similar_by_text(stores, tokenizer)
         origin = "by word2vec"
     text = find_similar.format_words(words, origin)
     atomic.write_file(path, text, f"--similar={path}")

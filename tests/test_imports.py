@@ -103,7 +103,7 @@ ROOMS = {
     ),
     "data/masking": (
         {"data.masking", "data.counter_rng", "data.ragged", "data.token_flags"}
-        | {"registry"}
+        | {"data.progress", "registry"}
         | {"data.tokenizers.tokenizer", "data.tokenizers.vocab_files"},
         NO_JAX,
     ),

@@ -22,6 +22,7 @@ from bertjax.data.masking.similar_words import (
     ids_within_sentences,
     why_unfit,
 )
+from bertjax.data.progress import Progress
 from bertjax.data.token_flags import BEGINS_WORD
 from bertjax.data.tokenizers.vocab_files import read_lines
 
@@ -112,7 +113,9 @@ def write_words(numbered: Numbered, tokenizer: Any) -> list[str]:
 class _Sentences:
     """The sentences of a text for gensim, which iterates over them several times."""
 
-    def __init__(self, numbered: Numbered, names: Sequence[str], progress: Any) -> None:
+    def __init__(
+        self, numbered: Numbered, names: Sequence[str], progress: Progress
+    ) -> None:
         self.numbered, self.names, self.progress = numbered, names, progress
 
     def __iter__(self) -> Iterator[list[str]]:
@@ -129,21 +132,21 @@ def import_word2vec() -> Any:
     return registry.import_extra("gensim.models.word2vec", "similar", "--similar")
 
 
-def learn_vectors(numbered: Numbered, n: int, progress: Any) -> np.ndarray:
+def learn_vectors(numbered: Numbered, n: int) -> np.ndarray:
     """Train word2vec vectors (skip-gram) for the n most frequent words, f32 [n, D].
 
-    gensim trains in one thread, so that the same text gives the same vectors. progress:
-    counts the words of all epochs. Raises UserError if gensim is missing, or if no word
-    occurs RARE times.
+    gensim trains in one thread, so that the same text gives the same vectors. Raises
+    UserError if gensim is missing, or if no word occurs RARE times.
     """
     word2vec = import_word2vec()
     names = [str(i) for i in range(n)]
-    sentences = _Sentences(numbered, names, progress)
-    # gensim reads the text once more, to count the words
-    progress.total = len(numbered.text) * (SETTINGS["epochs"] + 1)
     if not (numbered.count[:n] >= RARE).any():
         raise UserError(f"--similar: no word of data.train occurs {RARE} times")
-    model = word2vec.Word2Vec(sentences, min_count=RARE, workers=1, **SETTINGS)
+    # gensim reads the text once more, to count the words
+    total = len(numbered.text) * (SETTINGS["epochs"] + 1)
+    with Progress("word2vec", total=total, unit="words") as progress:
+        sentences = _Sentences(numbered, names, progress)
+        model = word2vec.Word2Vec(sentences, min_count=RARE, workers=1, **SETTINGS)
     vectors = np.zeros((n, SETTINGS["vector_size"]), np.float32)
     for name, at in model.wv.key_to_index.items():
         vectors[int(name)] = model.wv.vectors[at]
@@ -176,14 +179,14 @@ def nearest_words(
     return near
 
 
-def similar_by_text(stores: Sequence[Any], tokenizer: Any, progress: Any) -> Words:
+def similar_by_text(stores: Sequence[Any], tokenizer: Any) -> Words:
     """Find similar words by word vectors trained on the text of token stores.
 
-    progress: as in `learn_vectors`. Raises UserError.
+    Raises UserError as `learn_vectors` does.
     """
     numbered = number_words(stores, tokenizer)
     texts = write_words(numbered, tokenizer)
-    vectors = learn_vectors(numbered, len(texts), progress)
+    vectors = learn_vectors(numbered, len(texts))
     sizes = np.array([len(ids) for ids in numbered.ids[: len(texts)]])
     near = nearest_words(vectors, sizes, np.array([bool(text) for text in texts]))
     return {

@@ -9,7 +9,6 @@ import pytest
 from bertjax import UserError, prepare
 from bertjax.data.masking import find_similar
 from bertjax.data.masking.similar_words import HEADER, NONE, read_similar
-from bertjax.data.progress import Progress
 from bertjax.data.token_flags import BEGINS_WORD
 from bertjax.data.tokenizers.tokenizer import load_tokenizer
 
@@ -79,12 +78,11 @@ def test_vectors_find_words_of_like_neighbours_and_are_the_same_again(tokenizer)
         pool = pools[0] if rng.random() < 0.5 else pools[1]
         marker = WO if pool is pools[0] else NI
         text.append([marker, rng.choice(pool), marker, rng.choice(pool), marker])
-    how = tokenizer, Progress("word2vec")
-    found = find_similar.similar_by_text([store(text)], *how)
+    found = find_similar.similar_by_text([store(text)], tokenizer)
     assert {*found["big"][:2]} == {"large", "huge"} and found["small"][0] == "tiny"
-    assert find_similar.similar_by_text([store(text)], *how) == found
+    assert find_similar.similar_by_text([store(text)], tokenizer) == found
     with pytest.raises(UserError, match=r"no word of data.train occurs 10 times"):
-        find_similar.similar_by_text([store(text[:1])], *how)
+        find_similar.similar_by_text([store(text[:1])], tokenizer)
 
 
 def test_a_thesaurus_gives_the_words_that_fit(tmp_path, tokenizer):
