@@ -198,7 +198,7 @@ def command(
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=400,
+            timeout=900,
         )
 
     def fork(

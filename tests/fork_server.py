@@ -22,7 +22,7 @@ import jax
 import optax
 import orbax.checkpoint
 
-LIMIT_SECONDS = 400
+LIMIT_SECONDS = 900
 LIBRARIES = (flax.linen, jax, optax, orbax.checkpoint)
 
 

@@ -359,10 +359,12 @@ def guess(
     n1, m1 = max(fitting.items())
     if not refused:
         # Assume only the state and memory that grows with the rows. This guesses
-        # too few rows rather than too many; each guess is at least a little
-        # larger than the last.
+        # too few rows rather than too many. Near full memory the compiler may
+        # recompute values, so that memory hardly grows: the least growth doubles
+        # with each batch that fits.
+        growth = 1 + NEAR * 2 ** (len(fitting) - 2)
         rows = n1 * (available - fitting[0]) / max(m1 - fitting[0], 1)
-        return round_down(max(min(rows, 64 * n1), (1 + NEAR) * n1 + grain(n1)))
+        return round_down(max(min(rows, 64 * n1), growth * n1 + grain(n1)))
     n2, m2 = min(refused.items())
     part = 0.5 if m2 is None else (available - m1) / max(m2 - m1, 1)
     rows = round_down(n1 + (n2 - n1) * min(max(part, 0.2), 0.8))

@@ -137,6 +137,21 @@ def test_one_of_each_is_not_several():
         assert words in said, said
 
 
+def test_the_search_is_short_where_memory_hardly_grows():
+    """Where the compiler recomputes more and more, all that is tried fits."""
+    target = Fake(state=0.05, fixed=0.5, slope=0.04)
+
+    def recomputing(step: str, shape: Shape, program: int = PROGRAM_BYTES) -> dict:
+        need = 0.55 + 0.04 * target.rows(shape)
+        target.compiled.append((target.rows(shape), True))
+        needed = int(min(need, 14 + (need - 14) / 50) * GIB)
+        return {"fits": True, "refused": False, "needed": needed}
+
+    target.memory = recomputing
+    assert target.search(8 * 64) * 128 == estimates.MOST_TOKENS
+    assert len(target.compiled) <= 7 and not target.is_limit
+
+
 def test_the_search_leaves_room_for_a_large_program():
     target = Fake(state=1.0, fixed=0.0, slope=0.5)
     shape = Shape(8 * 4, 128, (None,))
