@@ -14,9 +14,17 @@ def cross_entropy(logits: jax.Array, ids: jax.Array, weights: jax.Array) -> Sum:
     0 must be in range. Raises ValueError if shapes do not fit.
     """
     check_shapes(logits, ids, weights)
-    peak = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
-    norm = peak + jnp.log(jnp.sum(jnp.exp(logits - peak[..., None]), axis=-1))
+    *_, norm = exponentials(logits)
     return Sum(jnp.sum(weights * (norm - logits_of(logits, ids))), jnp.sum(weights))
+
+
+def exponentials(logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return e = exp(logits - their maximum) f32 [..., V], the sum of e over V, f32
+    [...], and logsumexp(logits), f32 [...]. The softmax is e divided by that sum."""
+    peak = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
+    e = jnp.exp(logits - peak[..., None])
+    total = jnp.sum(e, axis=-1)
+    return e, total, peak + jnp.log(total)
 
 
 def logits_of(logits: jax.Array, ids: jax.Array) -> jax.Array:
@@ -57,9 +65,12 @@ def kl_divergence(
     al. 2015, arXiv 1503.02531, section 2.1). Equal logits give 0 and no gradient.
     """
     check_shapes(student, teacher[..., 0], weights)
-    q = jax.nn.log_softmax(student / temperature)
-    p = jax.nn.log_softmax(jax.lax.stop_gradient(teacher) / temperature)
-    each = jnp.sum(jnp.exp(p) * (p - q), axis=-1)
+    q, p = student / temperature, jax.lax.stop_gradient(teacher) / temperature
+    *_, norm_q = exponentials(q)
+    e, total, norm_p = exponentials(p)
+    # One exponential for each logit; by log_softmax it would be two, and as many again
+    # for the gradient, which costs as much time as the logits themselves.
+    each = jnp.sum(e * (p - q), axis=-1) / total + (norm_q - norm_p)
     return Sum(temperature**2 * jnp.sum(weights * each), jnp.sum(weights))
 
 
