@@ -68,8 +68,8 @@ def kl_divergence(
     q, p = student / temperature, jax.lax.stop_gradient(teacher) / temperature
     *_, norm_q = exponentials(q)
     e, total, norm_p = exponentials(p)
-    # One exponential for each logit; by log_softmax it would be two, and as many again
-    # for the gradient, which costs as much time as the logits themselves.
+    # By log_softmax these would be four exponentials for each pair of logits, the
+    # gradient's included, and not two. On CPUs they take much of the step.
     each = jnp.sum(e * (p - q), axis=-1) / total + (norm_q - norm_p)
     return Sum(temperature**2 * jnp.sum(weights * each), jnp.sum(weights))
 
