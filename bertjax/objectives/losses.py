@@ -62,7 +62,8 @@ def kl_divergence(
 
     student: logits of q, f32 [..., V]; teacher: logits of p, which get no gradient;
     weights f32 [...]. T^2 keeps the size of the gradients independent of T (Hinton et
-    al. 2015, arXiv 1503.02531, section 2.1). Equal logits give 0 and no gradient.
+    al. 2015, arXiv 1503.02531, section 2.1). Equal logits give 0 and, but for
+    rounding, no gradient.
     """
     check_shapes(student, teacher[..., 0], weights)
     q, p = student / temperature, jax.lax.stop_gradient(teacher) / temperature
