@@ -188,6 +188,8 @@ def test_relations_by_the_layers_own_products():
     from bertjax.models.embeddings import embed
 
     objective, params = make("minilm:keys=0,values=0,layer=1,heads=4")
+    # Drawn weights give relations that hardly differ, and f32 rounds that difference.
+    params = jax.tree.map(lambda leaf: 5 * leaf, params)
     batch = make_batch("minilm")
     models = (params["encoder"], CFG), (params["teacher"]["encoder"], WIDE)
     logs = []
@@ -205,7 +207,7 @@ def test_relations_by_the_layers_own_products():
     real = batch["attention_mask"]
     expected = (each * real).sum() / real.sum()
     found = values(objective, params, batch)
-    assert found == {"query_relation_loss": pytest.approx(expected, rel=1e-4)}
+    assert found == {"query_relation_loss": pytest.approx(expected, rel=1e-5)}
 
 
 def test_padding_and_neighbours_count_for_nothing():
