@@ -19,6 +19,7 @@ from bertjax.compression.columns import (
 )
 
 ALPHAS = 20  # the number of exponents of the inputs' size in AWQ's search
+SHARES = np.arange(20, 10, -1, dtype=np.float32) / 20  # of a range, in its clipping
 
 
 class Quantized(NamedTuple):
@@ -135,11 +136,12 @@ def awq(
     """Scale the weights of each input by a power of the input's size before rounding.
 
     The exponent is the one with the smallest error (AWQ: Lin et al. 2024, arXiv
-    2306.00978, section 3.2). There are differences from AWQ: the size of an input is
-    its root mean square over tokens, not the mean of |x|; the error is tr(E^T H E) of
-    the outputs, while AWQ runs the layer; every matrix has its own factors, which are
-    stored with it, while AWQ merges them into the layer that computes the inputs; and
-    weights are not clipped.
+    2306.00978, section 3.2). Then weights are clipped (`clip_ranges`), unless that
+    increases the error of the whole matrix. There are differences from AWQ: the size of
+    an input is its root mean square over tokens, not the mean of |x|; errors are
+    tr(E^T H E) of the outputs, while AWQ runs the layer; and every matrix has its own
+    factors, which are stored with it, while AWQ merges them into the layer that
+    computes the inputs.
     """
     weights = np.asarray(weights, np.float32)
     size = np.sqrt(np.diag(hessian)).astype(np.float32)
@@ -153,7 +155,36 @@ def awq(
         error = output_error(weights, dequantize(tried), hessian)
         if error < lowest:
             best, lowest = tried, error
-    return best
+    clipped = clip_ranges(weights, hessian, best)
+    error = output_error(weights, dequantize(clipped), hessian)
+    return clipped if error < lowest else best
+
+
+def clip_ranges(weights: np.ndarray, hessian: np.ndarray, q: Quantized) -> Quantized:
+    """Shrink each group's range, per output, to the share with the smallest error.
+
+    The error is that of the outputs if all other groups were exact. A smaller range
+    has finer steps, and clips the weights beyond it. (As in mit-han-lab/llm-awq,
+    auto_clip.py, which shrinks a symmetric range and leaves out queries and keys.)
+    """
+    scaled = weights if q.inputs is None else weights * q.inputs[:, None]
+    codes, scales, zeros = q.codes.copy(), q.scales.copy(), q.zeros.copy()
+    for group in range(len(scales)):
+        part = slice(group * q.group_size, (group + 1) * q.group_size)
+        h = np.asarray(hessian[part, part], np.float32)
+        if q.inputs is not None:  # the inputs of scaled weights are divided by these
+            h = h / np.outer(q.inputs[part], q.inputs[part])
+        lowest = np.full(weights.shape[1], np.inf, np.float32)
+        for share in SHARES:
+            grid = make_grid(scaled[part] * share, q.bits)
+            code = to_codes(scaled[part], *grid, q.bits)
+            off = (code - grid[1]) * grid[0] - scaled[part]
+            error = np.einsum("io,io->o", off, h @ off)
+            better = error < lowest
+            lowest[better] = error[better]
+            codes[part, better] = code[:, better]
+            scales[group, better], zeros[group, better] = (g[better] for g in grid)
+    return q._replace(codes=codes, scales=scales, zeros=zeros)
 
 
 def output_error(

@@ -58,7 +58,7 @@ def test_rounding_is_within_half_a_step(weights, bits, group_size):
 def test_outputs_change_less_than_by_rounding(name):
     weights, hessian = golden(name)
     plain = output_error(weights, dequantize(quantize.rtn(weights, 3, 32)), hessian)
-    for method, share in ((quantize.gptq, 0.8), (quantize.awq, 0.95)):
+    for method, share in ((quantize.gptq, 0.8), (quantize.awq, 0.9)):
         found = dequantize(method(weights, hessian, 3, 32))
         assert output_error(weights, found, hessian) < share * plain
 
@@ -74,11 +74,42 @@ def test_white_inputs_make_gptq_rounding():
 
 
 def test_awq_never_does_worse_than_rounding():
-    """Its search includes the power 0, which is plain rounding."""
-    weights = np.random.default_rng(2).standard_normal((64, 4)).astype(np.float32)
-    q, plain = quantize.awq(weights, np.eye(64), 3, 32), quantize.rtn(weights, 3, 32)
-    assert q.inputs is None
-    np.testing.assert_array_equal(q.codes, plain.codes)
+    """Its search includes the power 0, and the share 1 of a range."""
+    draw = np.random.default_rng(2)
+    weights = draw.standard_normal((64, 4)).astype(np.float32)
+    x = draw.standard_normal((9, 64)) + 3  # groups' errors are far from independent
+    for hessian in (np.eye(64), x.T @ x / 9):
+        found = quantize.awq(weights, hessian, 3, 32), quantize.rtn(weights, 3, 32)
+        error, plain = (output_error(weights, dequantize(q), hessian) for q in found)
+        assert error < plain
+    assert quantize.awq(weights, np.eye(64), 3, 32).inputs is None
+
+
+@given(weights_of_any_size, st.integers(1, 9), st.booleans())
+def test_each_range_is_clipped_where_its_outputs_change_least(weights, size, scaled):
+    """Compare with each share of the range, an output and a group at a time."""
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((20, len(weights))).astype(np.float32)
+    hessian = x.T @ x / 20
+    q = quantize.rtn(weights, 3, size)
+    if scaled:
+        factors = draw.uniform(0.5, 2, len(weights)).astype(np.float32)
+        q = quantize.rtn(weights * factors[:, None], 3, size)._replace(inputs=factors)
+    f = np.ones(len(weights), np.float32) if q.inputs is None else q.inputs
+    found = dequantize(quantize.clip_ranges(weights, hessian, q))
+    for first in range(0, len(weights), size):
+        part = slice(first, first + size)
+        for i in range(weights.shape[1]):
+            column = (weights * f[:, None])[part, i : i + 1]
+            errors = []
+            for share in (1, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.55):
+                scale, zero = quantize.make_grid(column * np.float32(share), 3)
+                code = quantize.to_codes(column, scale, zero, 3)
+                off = (code - zero) * scale - column
+                errors.append(np.sum((x[:, part] @ (off[:, 0] / f[part])) ** 2) / 20)
+            off = (found - weights)[part, i]
+            error = np.sum((x[:, part] @ off) ** 2) / 20
+            assert error == pytest.approx(min(errors), rel=1e-3, abs=1e-6)
 
 
 def test_output_error_is_that_of_the_outputs():
