@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bertjax import UserError
 from bertjax.checkpoints.best import falls, known_directions
 from bertjax.config import serialize
 from bertjax.reporting.charts import group_curves
@@ -201,11 +202,19 @@ def evaluations(runs: Sequence[Run]) -> tuple[Table, set[int]]:
 
 
 def sweeps(runs: Sequence[Run]) -> Table:
-    """List the spread of sweeps' scores over seeds, by learning rate."""
+    """List the spread of sweeps' scores over seeds, by learning rate.
+
+    Raises UserError if a sweep.json is damaged.
+    """
     keys = ["valid", "lr", "metric", "n", "median", "std", "min", "max"]
-    rows = [
-        [run.name, *(row.get(key) for key in keys)]
-        for run in runs
-        for row in run.sweep.get("spread", [])
-    ]
+    rows = []
+    for run in runs:
+        try:
+            for row in run.sweep.get("spread", []):
+                rows.append([run.name, *(row.get(key) for key in keys)])
+        except (TypeError, AttributeError) as e:
+            raise UserError(
+                f"{run.path}/sweep.json holds no spread of a sweep: "
+                f"{type(e).__name__}: {e}"
+            ) from e
     return Table(["run", "set", *keys[1:]], rows)

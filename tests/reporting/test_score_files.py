@@ -9,7 +9,7 @@ from conftest import succeeded
 from pages import Page, make_run, page_of
 
 from bertjax import UserError, report
-from bertjax.reporting import charts, read_runs, score_files
+from bertjax.reporting import charts, read_runs, run_tables, score_files
 from bertjax.sweeps import score_spread
 
 
@@ -90,6 +90,11 @@ def test_a_damaged_sweep(tmp_path):
         UserError, match=r"a/sweep.json holds no curve of a sweep: KeyErr"
     ):
         charts.sweep_charts(read_runs.read_runs([str(folder)], print)[0])
+    for spread in ({"lr": 1e-4}, 3):
+        (folder / "sweep.json").write_text(json.dumps({"spread": spread}))
+        runs = read_runs.read_runs([str(folder)], print)
+        with pytest.raises(UserError, match=r"a/sweep.json holds no spread of a sw"):
+            run_tables.sweeps(runs)
     (folder / "sweep.json").write_text("{")
     with pytest.raises(UserError, match=r"a/sweep.json cannot be read: "):
         read_runs.read_runs([str(folder)], print)
