@@ -163,6 +163,7 @@ def awq(
 def clip_ranges(weights: np.ndarray, hessian: np.ndarray, q: Quantized) -> Quantized:
     """Shrink each group's range, per output, to the share with the smallest error.
 
+    weights: f32 [in, out]; q: its inputs, group_size and bits stay, the rest is new.
     The error is that of the outputs if all other groups were exact. A smaller range
     has finer steps, and clips the weights beyond it. (As in mit-han-lab/llm-awq,
     auto_clip.py, which shrinks a symmetric range and leaves out queries and keys.)
