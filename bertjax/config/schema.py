@@ -134,7 +134,8 @@ def data_keys() -> dict[str, Any]:
         lower_case=placeholder(bool),
         length=128,
         engine="tf",  # or python: the same batches without TensorFlow
-        plan="pairs",  # or full_sentences, doc_sentences, document, turns
+        # or full_sentences, doc_sentences, sentence_starts, document, turns
+        plan="pairs",
         # plan=turns: slots per answer, special tokens included; empty:
         # max(length / 8, min(32, length / 2)).
         target_length=placeholder(int),

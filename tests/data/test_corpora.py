@@ -29,8 +29,8 @@ from bertjax.data.token_store.store import Store
 from bertjax.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
 PLANS = [
-    ("full_sentences", None), ("doc_sentences", None), ("document", None),
-    ("pairs", None), ("pairs", "nsp"), ("pairs", "sop"),
+    ("full_sentences", None), ("doc_sentences", None), ("sentence_starts", None),
+    ("document", None), ("pairs", None), ("pairs", "nsp"), ("pairs", "sop"),
 ]  # fmt: skip
 B = 8  # rows of a batch
 
@@ -150,6 +150,8 @@ def check_rows(
 ) -> None:
     """Rows of a plan hold each token of the text once; pairs hold only text.
 
+    Those of sentence_starts repeat a sentence that was cut.
+
     `other` is the plan without packing, or None if `plan` is unpacked or makes pairs.
     """
     ids = np.arange(plan.n)
@@ -163,6 +165,9 @@ def check_rows(
     documents = [tokens[a:b] for a, b in itertools.pairwise(ends)]
     if not pairs and other is None:
         parts = [part for sequence in sequences for part in sequence]
+        if plan.kind == "sentence_starts":  # without what the next row begins with
+            own = np.diff(plan.starts, append=len(tokens))
+            parts = [part[:n] for part, n in zip(parts, own, strict=True)]
         assert list(itertools.chain.from_iterable(parts)) == tokens
         # Each part is in one document.
         assert set(ends) <= {0, *itertools.accumulate(map(len, parts))}

@@ -106,13 +106,18 @@ def _cut(offsets: np.ndarray, room: int) -> np.ndarray:
     return np.insert(offsets, before + 1, offsets[before] + nth * room)
 
 
-def sentence_blocks(text: Any, length: int, cross: bool) -> Iterator[Block]:
+def sentence_blocks(
+    text: Any, length: int, cross: bool, whole: bool = True
+) -> Iterator[Block]:
     """Yield sequences of as many whole sentences as fit, across documents if `cross`.
 
-    Sentences longer than the room are cut into pieces of that size. Each change of
-    document shifts the tokens after it by a gap: by one separator, or by more than a
-    row if sequences must not cross documents. Then a piece fits if its shifted end
-    does.
+    Sentences longer than the room are cut into pieces of that size. If not `whole`, a
+    sequence also has what fits of the next sentence of its document, and the sequence
+    after it begins with that sentence all the same.
+
+    Each change of document shifts the tokens after it by a gap: by one separator, or by
+    more than a row if sequences must not cross documents. Then a piece fits if its
+    shifted end does.
     """
     tok, room = text.sentences, length - 2
     gap = 1 if cross else room + 1
@@ -138,7 +143,11 @@ def sentence_blocks(text: Any, length: int, cross: bool) -> Iterator[Block]:
         after = np.append(visited[1:], i)[: len(visited)]
         slots = ends[after - 1] - starts[visited] + 2
         which = document - 1 + moved[visited] // gap
-        yield Block(bounds[visited] + base, bounds[after] + base, slots, which)
+        start, stop = bounds[visited] + base, bounds[after] + base
+        if not whole:
+            stop = np.minimum(start + room, tok[text.documents[which + 1]])
+            slots = stop - start + 2
+        yield Block(start, stop, slots, which)
         release(text.documents, tok)
 
 

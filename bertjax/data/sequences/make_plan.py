@@ -8,6 +8,8 @@ the total. Kinds of plans:
 full_sentences  RoBERTa's FULL-SENTENCES (Liu et al. 2019, section 4.2): whole sentences
                 while they fit, across documents with one extra separator between them.
 doc_sentences   the same, but a sequence never crosses a document.
+sentence_starts the same, and the row is filled with the beginning of the sentence that
+                did not fit, with which the next sequence begins.
 document        one document; a longer one is cut, without regard to its sentences.
 pairs           sentence pairs of chunks of a document (sentence_pairs.py).
 turns           a turn of a conversation, after the turns before it (turns.py).
@@ -37,8 +39,8 @@ from bertjax.storage import directories
 FORMAT = "plan-3"
 _SMALL = 1 << 20  # tokens: below this, planning is faster than opening a file
 KINDS = {  # kind -> shortest length
-    "full_sentences": 3, "doc_sentences": 3, "document": 3, "pairs": 5,
-    "turns": 8,
+    "full_sentences": 3, "doc_sentences": 3, "sentence_starts": 3, "document": 3,
+    "pairs": 5, "turns": 8,
 }  # fmt: skip
 
 
@@ -269,7 +271,7 @@ def _index(plan: Plan) -> str:
 def _sequences(plan: Plan, add: Add, skipped: Counter[str]) -> Iterator[np.ndarray]:
     """Plan the sequences into columns; yield the slots that each occupies, i64."""
     gaps = plan.pair_rule in sentence_pairs.SKIPS_SINGLE
-    apart, end = gaps or plan.kind == "turns", None
+    apart, end = gaps or plan.kind in ("turns", "sentence_starts"), None
     if plan.kind == "turns":
         blocks = turns.turn_blocks(plan, plan.length, plan.limits, skipped)
     elif plan.kind == "pairs":
@@ -279,8 +281,8 @@ def _sequences(plan: Plan, add: Add, skipped: Counter[str]) -> Iterator[np.ndarr
     elif plan.kind == "document":
         blocks = chunks.document_blocks(plan, plan.length)
     else:
-        cross = plan.kind == "full_sentences"
-        blocks = chunks.sentence_blocks(plan, plan.length, cross)
+        cross, whole = plan.kind == "full_sentences", plan.kind != "sentence_starts"
+        blocks = chunks.sentence_blocks(plan, plan.length, cross, whole)
     for block in blocks:
         if gaps:
             alone = block.stop - block.start == 1

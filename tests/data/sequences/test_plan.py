@@ -59,6 +59,30 @@ def test_sentence_rows_are_greedy_and_lossless(corpus, length, cross, chunk):
     assert not batch["token_type_ids"].any()
 
 
+@settings(max_examples=150, deadline=None)
+@given(corpora, st.integers(3, 14), st.integers(1, 9), st.booleans())
+def test_sentence_starts_fills_rows_with_the_sentence_that_begins_the_next_row(
+    corpus, length, chunk, packed
+):
+    store, room = store_of(corpus), length - 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunks, "WINDOW", chunk)
+        p = make_plan(store, "sentence_starts", length, 0, packed=packed)
+    ends = np.cumsum([sum(sentences) for sentences in corpus])
+    expected = []
+    for row in greedy(corpus, room, cross=False):
+        first = row[0] - store.tokens[0]
+        end = ends[np.searchsorted(ends, first, "right")]
+        tokens = store.tokens[first : min(first + room, end)]
+        expected.append([CLS, *tokens.tolist(), SEP])
+    batch = rows_of(p)
+    found = [ids[ids != PAD].tolist() for ids in batch["input_ids"]]
+    if packed:
+        assert sorted(sum(found, [])) == sorted(sum(expected, []))
+    else:
+        assert found == expected
+
+
 def test_full_sentences_separates_documents_once():
     p = make_plan(store_of([[2, 1], [2, 1]]), "full_sentences", 8, 0)
     ids = rows_of(p)["input_ids"].tolist()
@@ -240,6 +264,7 @@ def test_faults_of_the_user_are_named():
         ("pairs", {}),
         ("pairs", {"packed": True, "pair_rule": "sop"}),
         ("full_sentences", {}),
+        ("sentence_starts", {}),
         ("document", {"packed": True}),
     ],
 )
