@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import hashlib
+import itertools
 
 import numpy as np
 import pytest
@@ -78,7 +79,8 @@ def test_sentence_starts_fills_rows_with_the_sentence_that_begins_the_next_row(
     batch = rows_of(p)
     found = [ids[ids != PAD].tolist() for ids in batch["input_ids"]]
     if packed:
-        assert sorted(sum(found, [])) == sorted(sum(expected, []))
+        chain = itertools.chain.from_iterable
+        assert sorted(chain(found)) == sorted(chain(expected))
     else:
         assert found == expected
 
