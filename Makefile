@@ -14,7 +14,7 @@ QUIETLY = PYTHONWARNINGS=ignore
 export JAX_PLATFORMS ?= cpu
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
-.PHONY: quickstart cpu3h test test-all lint clean
+.PHONY: quickstart cpu3h has-data test test-all lint clean
 
 quickstart: $(VENV)/.base
 	$(BIN)/python -m bertjax.train --config=quickstart.py --workdir=$(RUN)
@@ -35,16 +35,18 @@ quickstart: $(VENV)/.base
 	@echo "      --config.data.train='your/*.txt' --config.data.vocab_size=8192 --config.total.steps=2000"
 
 # The speedrun's track of three hours (docs/speedrun.md); DATA: the folder with its files.
-cpu3h: $(VENV)/.base
-	@test -n "$(DATA)" || { echo "error: say DATA=DIR, the files of docs/speedrun.md"; exit 2; }
+cpu3h: has-data $(VENV)/.base
 	$(BIN)/python -m bertjax.speedrun --track=cpu3h --scorer=lm \
-		--data=$(DATA) --workdir=runs/cpu3h
+		--data="$(DATA)" --workdir=runs/cpu3h
 	@$(BIN)/python -m bertjax.fill_mask --model=runs/cpu3h/seed-0 \
 		"The capital of France is [MASK]." \
 		"He was born in 1950 and [MASK] in 2001." \
 		"She opened the [MASK] and went out." \
 		"I would like to book a [MASK] for two people." \
 		"The children were [MASK] in the garden."
+
+has-data:
+	@test -n "$(DATA)" || { echo "error: say DATA=DIR, the files of docs/speedrun.md"; exit 2; }
 
 # The workers, and the commands that tests start, share what is compiled.
 test test-all: export PYTHONDONTWRITEBYTECODE =

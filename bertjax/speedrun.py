@@ -22,7 +22,7 @@ from typing import Any
 
 from bertjax import UserError, evaluate, registry, train
 from bertjax.assembly import command_line, resolve, validate
-from bertjax.checkpoints import manifest
+from bertjax.checkpoints import manifest, workdir
 from bertjax.config import cli
 from bertjax.config.arguments import split_arguments
 from bertjax.config.flag_help import Flag, shared
@@ -77,9 +77,10 @@ def main(argv: Sequence[str]) -> int:
         seed: [*with_recipe(track, given, text), f"--config.seed={seed}"]
         for seed in seeds
     }
-    config = command_line.parse(runs[seeds[0]]).config
-    check_recipe(args.track, config)
-    validate.check(config)
+    for arguments in runs.values():
+        config = command_line.parse(arguments).config
+        check_recipe(args.track, config)
+        validate.check(config)
     scorer = check_scored(config, args.scorer)
     resolve.set_flags(config)  # before the devices are checked
     if wrong := check_devices(args.track, track):
@@ -99,7 +100,6 @@ def main(argv: Sequence[str]) -> int:
         if status or stop.number:
             return status or stop.status
         found.append(score(run, seed, track, text, scorer))
-        write(path, {"track": args.track, "records": found})
     return report(args, track, path, found, theirs)
 
 
@@ -148,11 +148,10 @@ def score(
 ) -> dict[str, Any]:
     """Return the record of a finished run; it is computed once per scorer."""
     file = run / records.FILE
-    if file.exists():
-        known = json.loads(file.read_text())
-        if known["scorer"] == scorer:
-            return known
     found = {"seed": seed} | records.measure(run, track)
+    known = workdir.read_json(file)
+    if records.is_record(known) and {**known, **found, "scorer": scorer} == known:
+        return known
     flags = [f"--rates={track.rate}", f"--length={track.length}"]
     masked = evaluate_run(run, "mlm", f"--text={text / 'valid.txt'}", *flags)
     masked = masked["rates"][track.rate]
@@ -172,12 +171,6 @@ def evaluate_run(run: Path, what: str, *flags: str) -> dict[str, Any]:
     return dict(load_scorer(what).score(args, str(run), "--workdir").objects[0])
 
 
-def write(path: Path, found: dict[str, Any]) -> None:
-    """Write the records of an entry, whole or not at all."""
-    text = json.dumps(found, indent=1) + "\n"
-    atomic.write_file(path / records.FILE, text, f"--workdir={path}")
-
-
 def report(
     args: Any,
     track: Track,
@@ -189,14 +182,16 @@ def report(
     summary = records.summarize(found, track)
     if theirs:
         summary["against"] = records.compare(found, theirs)
-    write(path, {"track": args.track, "records": found, "summary": summary})
+    entry = {"track": args.track, "records": found, "summary": summary}
+    text = json.dumps(entry, indent=1) + "\n"
+    atomic.write_file(path / records.FILE, text, f"--workdir={path}")
     if args.json:
         print(json.dumps({"track": args.track} | summary))
     else:
         print("\n".join(records.describe(args.track, track, summary)))
         for name, one in summary.get("against", {}).items():
-            p = "unknown" if one["p"] is None else f"{one['p']:.2g}"
-            print(f"  {name}: {one['difference']:+.4f} against it, p = {p}")
+            p = f", p = {one['p']:.2g}" if one.get("p") is not None else ""
+            print(f"  {name}: {one['difference']:+.4f} against it{p}")
     if not summary["in_time"]:
         raise UserError(
             f"the runs took {summary['minutes']['mean']:.1f} minutes, and "

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 
 import pytest
 
@@ -123,6 +124,32 @@ def test_another_scorer_scores_again(entry, run, capsys):
     assert json.loads(found.read_text()) == before
 
 
+@pytest.mark.parametrize("content", ["", "[]", '{"scorer": "pll"}', '{"seed": 0, "lo'])
+def test_a_damaged_record_is_made_again(entry, run, content):
+    file = entry / "seed-1" / records.FILE
+    before = json.loads(file.read_text())
+    file.write_text(content)
+    assert run(f"--workdir={entry}", "--seeds=2") == 0
+    assert json.loads(file.read_text()) == before
+
+
+def test_the_record_of_another_run_is_not_taken(entry, run):
+    file = entry / "seed-1" / records.FILE
+    before = file.read_text()
+    file.write_text((entry / "seed-0" / records.FILE).read_text())
+    assert run(f"--workdir={entry}", "--seeds=2") == 0
+    assert file.read_text() == before
+
+
+def test_a_run_without_its_times_is_no_entry(entry, run, tmp_path):
+    copy = tmp_path / "entry"
+    shutil.copytree(entry, copy)
+    (copy / "seed-0" / "metrics.jsonl").unlink()
+    with pytest.raises(UserError, match=r"metrics\.jsonl lacks the time of"):
+        run(f"--workdir={copy}", "--seeds=2")
+    assert (copy / records.FILE).read_bytes() == (entry / records.FILE).read_bytes()
+
+
 def test_a_single_seed_is_compared_with_nothing(entry, run, tmp_path):
     with pytest.raises(UserError, match="several seeds, and these are 1 and 2"):
         run(f"--workdir={tmp_path}", f"--against={entry}")
@@ -150,6 +177,7 @@ def test_what_it_would_run_elsewhere(run, tmp_path, capsys):
         (["--config.init_from=model"], "init_from: the rules"),
         (["--config.optim.lr=-1"], "optim.lr"),
         (["--config.objective=clm"], "objective=clm fills no masks, and the held-out"),
+        (["--config.seed=2147483647", "--seeds=2"], "seed=2147483648 must be"),
         (["--scorer=lm"], "--scorer=lm: the recipe has objective=mlm, which never"),
         (["--against=nowhere"], "--against=nowhere: there is no speedrun.json"),
     ],
@@ -167,6 +195,7 @@ def test_refused(run, tmp_path, flags, message):
         ("teacher = 'model'", "teacher=model: the rules"),
         ("data.vocab = 'vocab.txt'", "data.vocab=vocab.txt: the rules"),
         ("budget_minutes = 9.0", "budget_minutes=9.0: the rules"),
+        ("eval.patience = 2", "eval.patience=2: the rules"),
     ],
 )
 def test_a_recipe_brings_nothing_from_elsewhere(run, tmp_path, line, message):

@@ -10,6 +10,8 @@ under its number, and is complete once it has its manifest.
 import contextlib
 import json
 import logging
+import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -116,6 +118,8 @@ class Checkpoints:
         if is_broken_collective(error):  # another process is gone: watch.py says which
             return error
         reason = " ".join(str(error).split())
+        if code := re.search(r"os_error_code='(\d+)'", reason):  # TensorStore's
+            reason = os.strerror(int(code[1]))
         if len(reason) > 300:  # the cause is at the end
             reason = f"{reason[:100]} ... {reason[-180:]}"
         return RunError(f"{what}: {reason}")

@@ -4,13 +4,14 @@
 import re
 import runpy
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ml_collections.config_dict import ConfigDict
 
 from bertjax import UserError, counted
 from bertjax.assembly import command_line, resolve, validate
+from bertjax.checkpoints import manifest
 from bertjax.config.arguments import find_config
 from bertjax.measuring.measurements import MEASURES
 from bertjax.measuring.synthetic_data import of_phase
@@ -25,7 +26,8 @@ TOKENS_A_PARAMETER = 5.0
 
 def read_sizes(file: str) -> list[str]:
     """Return the sizes in a config file's SIZES; [] if it has none."""
-    return [*runpy.run_path(find_config(file)).get("SIZES", ())]
+    sizes = runpy.run_path(find_config(file)).get("SIZES")
+    return [*sizes] if isinstance(sizes, Mapping) else []
 
 
 def plan_budget(argv: Sequence[str], minutes: float, say: Say) -> dict[str, Any]:
@@ -33,12 +35,14 @@ def plan_budget(argv: Sequence[str], minutes: float, say: Say) -> dict[str, Any]
 
     Returns {"device", "devices", "minutes", "sizes": [{"config", "layers", "width",
     "length", "batch_size", "parameters", "layer_parameters", "step_seconds", "slots",
-    "steps", "tokens", "tokens_per_parameter", ...}], "offered": the number of sizes,
-    "chosen": an index of sizes}. slots: B x L of a step; tokens: of all steps;
-    parameters: all of them, although those of the layers decide. Raises UserError.
+    "steps", "has_text", "tokens", "tokens_per_parameter", ...}], "offered": the number
+    of sizes, "chosen": an index of sizes}. slots: B x L of a step; has_text: whether
+    data.train is given; tokens: of all steps, padding included; parameters: all of
+    them, although those of the layers decide. Raises UserError.
     """
     is_file = re.compile("--?config=(.*)")
-    file = next(m[1] for m in map(is_file.match, argv) if m)
+    file = [m[1] for m in map(is_file.match, argv) if m][-1]  # as absl takes it
+    command_line.parse([f"--config={file}"])  # refuses a file with an error in it
     rest = [word for word in argv if not is_file.match(word)]
     name, colon, _ = file.partition(":")
     sizes = [] if colon else read_sizes(name)
@@ -47,11 +51,17 @@ def plan_budget(argv: Sequence[str], minutes: float, say: Say) -> dict[str, Any]
     for one in files:
         config = command_line.parse([f"--config={one}", *rest]).config
         validate.check(config)
+        if config.init_from and not manifest.as_path(config.init_from).exists():
+            raise UserError(f"init_from={config.init_from}: no such directory")
         resolve.objectives_of(config)  # also refuses a task without columns
         if tasks.is_task(config):
             tasks.check_task(config)
         row = time_config(config, SECONDS / len(files))
-        row |= {"config": one, "steps": int(60 * minutes / row["step_seconds"])}
+        row |= {
+            "config": one,
+            "has_text": bool(config.data.train),
+            "steps": int(60 * minutes / row["step_seconds"]),
+        }
         row["tokens"] = row["steps"] * row["slots"]
         row["tokens_per_parameter"] = row["tokens"] / row["layer_parameters"]
         found.append(row)
@@ -133,7 +143,8 @@ def describe_size(row: dict[str, Any]) -> str:
         f"{counted(row['layers'], 'layer')} of {row['width']}, "
         f"{counted(row['batch_size'], 'row')} of "
         f"{row['length']} tokens, {1e3 * row['step_seconds']:.0f} ms per step: "
-        f"{counted(row['steps'], 'step')}, {row['tokens'] / 1e6:,.1f} M tokens, "
+        f"{counted(row['steps'], 'step')}, at most {row['tokens'] / 1e6:,.1f} M "
+        "tokens, "
         f"{row['tokens_per_parameter']:.1f} a parameter of the layers"
     )
 
@@ -149,6 +160,10 @@ def describe(found: dict[str, Any], rest: Sequence[str]) -> Iterator[str]:
         least = f"{TOKENS_A_PARAMETER:g} tokens a parameter of the layers"
         enough = chosen["tokens_per_parameter"] >= TOKENS_A_PARAMETER
         yield f"the largest that sees {least}:" if enough else f"none sees {least}:"
-    steps = f"--config.total.steps={max(1, chosen['steps'])}"
-    command = [f"--config={chosen['config']}", *rest, steps, "--workdir=DIR"]
+    if not chosen["steps"]:
+        yield "  not one step fits"
+        return
+    steps = f"--config.total.steps={chosen['steps']}"
+    text = [] if chosen["has_text"] else ["--config.data.train=FILES"]
+    command = [f"--config={chosen['config']}", *rest, *text, steps, "--workdir=DIR"]
     yield f"  python -m bertjax.train {shlex.join(command)}"

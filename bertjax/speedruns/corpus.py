@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import itertools
 import json
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -90,10 +91,13 @@ def read_documents(path: Path) -> Iterator[list[str]]:
     """
     with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
         if path.name.endswith(".jsonl.gz"):
-            for line in file:
-                turns = json.loads(line)["turns"]
-                turn_texts = (t.get("text") or t["utterance"] for t in turns)
-                lines = [" ".join(text.split()) for text in turn_texts]
+            for number, line in enumerate(file, 1):
+                try:
+                    turns = json.loads(line)["turns"]
+                    turn_texts = (t.get("text") or t["utterance"] for t in turns)
+                    lines = [" ".join(text.split()) for text in turn_texts]
+                except (ValueError, LookupError, TypeError, AttributeError) as e:
+                    raise ValueError(f"line {number} is no conversation") from e
                 yield [line for line in lines if line]
             return
         document: list[str] = []
@@ -144,7 +148,7 @@ def take(part: Part, folder: Path) -> str:
     """Return the text of a part. Raises UserError for a missing file."""
     try:
         documents = [*read_documents(folder / part.file)]
-    except (OSError, EOFError, ValueError, LookupError) as e:
+    except (OSError, EOFError, ValueError, zlib.error) as e:
         raise UserError(
             f"--data={folder}: {part.file} cannot be read: {e}; docs/speedrun.md says "
             "where the files come from"
@@ -174,13 +178,17 @@ def place(cache: Path) -> Path:
 
 
 def make_corpus(folder: Path, target: Path, say: Callable[[str], None]) -> None:
-    """Build the text in the directory `target` of `place`, unless it exists.
+    """Build the text in the directory `target` of `place`, unless it is there.
 
-    It contains wiki.txt and the other parts, valid.txt and pairs.jsonl.gz. Raises
-    UserError for files that are missing or have unknown hashes.
+    It contains wiki.txt and the other parts, valid.txt and pairs.jsonl.gz. Text that
+    was changed since it was built is built again. Raises UserError for files that are
+    missing or have unknown hashes.
     """
     if target.is_dir():
-        return
+        if is_whole(target):
+            return
+        say(f"{target} is damaged: the text is built again")
+        directories.remove(target)
 
     def write(draft: Path) -> None:
         for part in (*PARTS, VALID):
@@ -196,6 +204,19 @@ def make_corpus(folder: Path, target: Path, say: Callable[[str], None]) -> None:
         atomic.write_file(draft / "pairs.jsonl.gz", pairs)
 
     directories.make_whole(target, write)
+
+
+def is_whole(target: Path) -> bool:
+    """Return whether the files of a text that was built have their hashes."""
+    hashes = {f"{part.name}.txt": part.sha256 for part in (*PARTS, VALID)}
+    hashes |= {"pairs.jsonl.gz": PAIRS_SHA256}
+    try:
+        return all(
+            hashlib.sha256((target / name).read_bytes()).hexdigest() == known
+            for name, known in hashes.items()
+        )
+    except OSError:
+        return False
 
 
 def check_hash(what: str, content: bytes, sha256: str) -> None:

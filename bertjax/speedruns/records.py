@@ -7,6 +7,7 @@ the run's workdir.
 """
 
 import json
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,32 +16,13 @@ from typing import Any
 from bertjax import UserError
 from bertjax.checkpoints import workdir
 from bertjax.speedruns.tracks import PASSES, Track
+from bertjax.training.meter import minutes_of
 
 FILE = "speedrun.json"  # in the workdir of a run, and of all runs of an entry
 P = 0.01  # the p-value at which a target is reached, or an entry is better
 SEEDS = 3  # the least number of seeds for that
 SCORES = {"loss": "less", "pairs": "greater"}  # the direction that is better
 Record = Mapping[str, Any]
-
-
-def minutes_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Add up the time of the steps in the rows of metrics.jsonl, for each clock.
-
-    A row has the seconds per step since the previous row; compilation, evaluations and
-    saves do not count.
-
-    >>> row = {"perf/step_seconds": 2.0, "perf/processor_seconds": 3.0}
-    >>> minutes_of([{"step": 30} | row, {"step": 60} | row, {"step": 60}])
-    {'wall': 2.0, 'processor': 3.0}
-    """
-    found = {"wall": 0.0, "processor": 0.0}
-    keys = {"wall": "perf/step_seconds", "processor": "perf/processor_seconds"}
-    before = 0
-    for row in rows:
-        for clock, key in keys.items():
-            found[clock] += (row["step"] - before) * row.get(key, 0.0) / 60
-        before = row["step"] if keys["wall"] in row else before
-    return found
 
 
 def passes_of(phases: Sequence[Mapping[str, Any]], total: int) -> float:
@@ -55,6 +37,15 @@ def passes_of(phases: Sequence[Mapping[str, Any]], total: int) -> float:
     return sum((end - p["start"]) * p["batch_size"] / p["n"] for p, end in parts)
 
 
+def is_record(found: Any) -> bool:
+    """Return whether a value has the times and scores of a run, as finite numbers."""
+    names = ("seed", "minutes", "tokens", "passes", "right", *SCORES)
+    return isinstance(found, dict) and all(
+        isinstance(found.get(name), int | float) and math.isfinite(found[name])
+        for name in names
+    )
+
+
 def measure(path: Path, track: Track) -> dict[str, Any]:
     """Return what a finished run used: steps, tokens, passes over the text, minutes.
 
@@ -65,6 +56,12 @@ def measure(path: Path, track: Track) -> dict[str, Any]:
     lines = workdir.rows_up_to(path / "metrics.jsonl", total)
     rows = [json.loads(line) for line in lines]
     minutes = minutes_of(rows)
+    timed = [row["step"] for row in rows if "perf/step_seconds" in row]
+    if timed[-1:] != [total]:
+        raise UserError(
+            f"{path}/metrics.jsonl lacks the time of the updates up to step {total}, "
+            "without which the run is no entry"
+        )
     passes = passes_of(run["phases"], total)
     if passes > PASSES:
         raise UserError(
@@ -126,15 +123,18 @@ def compare(ours: Sequence[Record], theirs: Sequence[Record]) -> dict[str, Any]:
     """Return each score's difference of means and p-value (Welch's t test).
 
     The p-value is one-sided, for ours being no better; None if neither side has a
-    spread. Raises UserError for a single seed.
+    spread. `minutes` has the difference only. Raises UserError for a single seed.
     """
     from scipy import stats
 
     check_seeds(len(ours), len(theirs))
-    found = {}
-    for name, better in SCORES.items():
+    found: dict[str, Any] = {}
+    for name, better in {"minutes": None, **SCORES}.items():
         a, b = ([record[name] for record in side] for side in (ours, theirs))
         difference, p = statistics.fmean(a) - statistics.fmean(b), None
+        if better is None:
+            found[name] = {"difference": difference}
+            continue
         if len({*a}) > 1 or len({*b}) > 1:
             test = stats.ttest_ind(a, b, equal_var=False, alternative=better)
             p = float(test.pvalue)
@@ -154,13 +154,14 @@ def check_seeds(ours: int, theirs: int) -> None:
 def read_records(path: Path, flag: str, track: str) -> list[dict[str, Any]]:
     """Return the records of an entry of a track. Raises UserError."""
     found = workdir.read_json(path / FILE)
-    if not found.get("records"):
-        raise UserError(f"{flag}={path}: there is no {FILE} with records in it")
+    records = found.get("records")
+    if not (isinstance(records, list) and records and all(map(is_record, records))):
+        raise UserError(f"{flag}={path}: there is no {FILE} with whole records in it")
     if (other := found.get("track")) != track:
         raise UserError(
             f"{flag}={path} is an entry of --track={other}, and this one is of {track}"
         )
-    return found["records"]
+    return records
 
 
 def describe(name: str, track: Track, found: Mapping[str, Any]) -> Iterator[str]:

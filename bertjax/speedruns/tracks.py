@@ -106,12 +106,13 @@ def check_overrides(name: str, overrides: Mapping[str, Any]) -> None:
 
 
 def check_recipe(name: str, config: Any) -> None:
-    """Refuse weights, a tokenizer or a time budget in a recipe, even in its own file.
+    """Refuse weights, a tokenizer, a time budget or an early end in a recipe.
 
-    Raises UserError.
+    A recipe's own file may not have them either. Raises UserError.
     """
     given = {key: config[key] for key in ("init_from", "teacher", "budget_minutes")}
-    for key, value in {**given, "data.vocab": config.data.vocab}.items():
+    given |= {"data.vocab": config.data.vocab, "eval.patience": config.eval.patience}
+    for key, value in given.items():
         if value:
             raise UserError(
                 f"{key}={value}: the rules of --track={name} do not allow it "

@@ -74,12 +74,34 @@ def test_where_no_size_sees_enough_the_smallest_is_named_and_said_so(monkeypatch
 
 
 def test_the_command_that_is_printed_can_be_run(monkeypatch):
-    """With any values and any number of minutes."""
+    """With any values, and any number of minutes in which a step fits."""
     fake_times(monkeypatch)
-    found = plan(0.0001, "--config=modern.py:tiny")
     rest = ["--config.phases=percent=50 length=64; length=128"]
+    end = ["--config.total.steps=1", "--workdir=DIR"]
+    found = plan(0.002, "--config=modern.py:tiny")
     *_, line = budget_plan.describe(found, rest)
-    assert shlex.split(line)[4:] == [*rest, "--config.total.steps=1", "--workdir=DIR"]
+    assert shlex.split(line)[4:] == [*rest, "--config.data.train=FILES", *end]
+    text = "--config.data.train=a.txt"
+    found = plan(0.002, "--config=modern.py:tiny", text)
+    *_, line = budget_plan.describe(found, [*rest, text])
+    assert shlex.split(line)[4:] == [*rest, text, *end]
+    found = plan(0.0001, "--config=modern.py:tiny")
+    *_, line = budget_plan.describe(found, rest)
+    assert line == "  not one step fits"
+
+
+def test_the_last_config_counts_and_faults_in_it_are_said(monkeypatch, tmp_path):
+    timed = fake_times(monkeypatch)
+    plan(10, "--config=modern.py:tiny", "--config=modern.py:mini")
+    assert timed == ["mini"]
+    with pytest.raises(UserError, match=r"^init_from=nowhere: no such directory"):
+        plan(10, "--config=modern.py:tiny", "--config.init_from=nowhere")
+    file = tmp_path / "mine.py"
+    for text in ("def get_config(:", "SIZES = 3\nraise ValueError('odd')"):
+        file.write_text(text)
+        with pytest.raises((SyntaxError, ValueError, UserError)) as e:
+            plan(10, f"--config={file}")
+        assert "mine.py" in str(e.value)
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,39 @@ def test_it_is_made_once(known, tmp_path):
     assert len(said) == 2
 
 
+@pytest.mark.parametrize("file", ["wiki.txt", "pairs.jsonl.gz"])
+@pytest.mark.parametrize("content", [b"cut", None])
+def test_text_that_was_damaged_is_built_again(known, tmp_path, file, content):
+    target, said = corpus.place(tmp_path / "cache"), []
+    corpus.make_corpus(known, target, said.append)
+    whole = (target / file).read_bytes()
+    (target / file).unlink()
+    if content is not None:
+        (target / file).write_bytes(content)
+    corpus.make_corpus(known, target, said.append)
+    assert said[2] == f"{target} is damaged: the text is built again"
+    assert (target / file).read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[1, 2]", '{"turns": 5}', '{"turns": ["a"]}', '{"turns": [{"text": 3}]}', "{"],
+)
+def test_a_line_that_is_no_conversation_is_named(known, tmp_path, line):
+    talk = "\n".join([json.dumps(TALK[0]), line])
+    zipped(known / "talk.jsonl.gz", talk)
+    with pytest.raises(UserError, match=r"talk.jsonl.gz .* line 2 is no conversation"):
+        corpus.make_corpus(known, tmp_path / "text", lambda line: None)
+
+
+def test_damaged_gzip_is_named(known, tmp_path):
+    packed = bytearray((known / "wiki.txt.gz").read_bytes())
+    packed[20:28] = bytes(8)
+    (known / "wiki.txt.gz").write_bytes(packed)
+    with pytest.raises(UserError, match=r"wiki\.txt\.gz cannot be read"):
+        corpus.make_corpus(known, tmp_path / "text", lambda line: None)
+
+
 @pytest.mark.parametrize(
     "file, content, message",
     [

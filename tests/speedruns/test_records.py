@@ -111,6 +111,20 @@ def test_no_records(tmp_path):
         records.read_records(tmp_path, "--against", "cpu3h")
 
 
+@pytest.mark.parametrize(
+    "found",
+    [
+        [{"seed": 0}], {"a": 1}, "abc", [1, 2], [record(0, loss=None)],
+        [record(0), record(1, pairs=math.nan)],
+    ],
+)  # fmt: skip
+def test_records_that_are_not_whole(tmp_path, found):
+    text = json.dumps({"track": "cpu3h", "records": found})
+    (tmp_path / records.FILE).write_text(text)
+    with pytest.raises(UserError, match=r"there is no speedrun\.json with whole"):
+        records.read_records(tmp_path, "--against", "cpu3h")
+
+
 def test_records_of_another_track(tmp_path):
     text = json.dumps({"track": "cpu20m", "records": [record(0), record(1)]})
     (tmp_path / records.FILE).write_text(text)
