@@ -26,7 +26,7 @@ from bertjax.tasks import prepare_task as tasks
 from bertjax.training import multi_step, state, step
 from bertjax.training.budget import CLOCKS, Clock, least_seconds
 from bertjax.training.loop import Loop, LoopState, run_loop
-from bertjax.training.meter import Meter, minutes_of
+from bertjax.training.meter import Meter
 from bertjax.training.signals import StopSignal
 from bertjax.training.state import keep_given
 from bertjax.training.trace import Trace
@@ -382,7 +382,7 @@ class TrainLoop(Loop):
         winner = f"; {best.best}" if best.best else ""
         used = f"{state.tokens:,} tokens"
         if rows := workdir.rows_up_to(self.path / "metrics.jsonl", state.step):
-            minutes = minutes_of([json.loads(row) for row in rows])["wall"]
+            minutes = workdir.minutes_of([json.loads(row) for row in rows])["wall"]
             used += f", {minutes:.1f} minutes of updates"
         self.log(f"done: step {state.step}{left}, {used}, {self.path}{winner}")
         return 0

@@ -16,7 +16,6 @@ from typing import Any
 from bertjax import UserError
 from bertjax.checkpoints import workdir
 from bertjax.speedruns.tracks import PASSES, Track
-from bertjax.training.meter import minutes_of
 
 FILE = "speedrun.json"  # in the workdir of a run, and of all runs of an entry
 P = 0.01  # the p-value at which a target is reached, or an entry is better
@@ -55,7 +54,7 @@ def measure(path: Path, track: Track) -> dict[str, Any]:
     total = run["total_steps"]
     lines = workdir.rows_up_to(path / "metrics.jsonl", total)
     rows = [json.loads(line) for line in lines]
-    minutes = minutes_of(rows)
+    minutes = workdir.minutes_of(rows)
     timed = [row["step"] for row in rows if "perf/step_seconds" in row]
     if timed[-1:] != [total]:
         raise UserError(

@@ -7,7 +7,7 @@ cores together, which other work on a shared machine does not change.
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -90,23 +90,3 @@ class Meter:
         self.blocked = self.begun - ended
         self.begun, self.computed = ended, computed
         return row
-
-
-def minutes_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Add up the time of the steps in the rows of metrics.jsonl, for each clock.
-
-    A row has the seconds per step since the previous row; compilation, evaluations and
-    saves do not count.
-
-    >>> row = {"perf/step_seconds": 2.0, "perf/processor_seconds": 3.0}
-    >>> minutes_of([{"step": 30} | row, {"step": 60} | row, {"step": 60}])
-    {'wall': 2.0, 'processor': 3.0}
-    """
-    found = {"wall": 0.0, "processor": 0.0}
-    keys = {"wall": "perf/step_seconds", "processor": "perf/processor_seconds"}
-    before = 0
-    for row in rows:
-        for clock, key in keys.items():
-            found[clock] += (row["step"] - before) * row.get(key, 0.0) / 60
-        before = row["step"] if keys["wall"] in row else before
-    return found
