@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
     path = manifest.local_workdir(args.workdir)
     theirs = None
     if args.against:
-        entry = expand(args.against, "--against")
+        entry = manifest.local_workdir(args.against, "--against")
         theirs = records.read_records(entry, "--against", args.track)
         records.check_seeds(args.seeds, len(theirs))
     first = command_line.parse(with_recipe(track, given))

@@ -180,6 +180,7 @@ def test_what_it_would_run_elsewhere(run, tmp_path, capsys):
         (["--config.seed=2147483647", "--seeds=2"], "seed=2147483648 must be"),
         (["--scorer=lm"], "--scorer=lm: the recipe has objective=mlm, which never"),
         (["--against=nowhere"], "--against=nowhere: there is no speedrun.json"),
+        (["--against=gs://b/w"], "--against=gs://b/w: give a directory on a disk"),
     ],
 )
 def test_refused(run, tmp_path, flags, message):

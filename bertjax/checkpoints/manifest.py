@@ -51,14 +51,14 @@ def as_path(path: str | Path) -> Any:
     return expand(path).absolute()
 
 
-def local_workdir(path: str) -> Path:
-    """Return --workdir as an absolute path on a disk of this machine.
+def local_workdir(path: str, flag: str = "--workdir") -> Path:
+    """Return a flag's workdir as an absolute path on a disk of this machine.
 
     Raises UserError for a URL.
     """
     if is_remote(path):
-        raise UserError(f"--workdir={path}: give a directory on a disk of this machine")
-    return expand(path, "--workdir").absolute()
+        raise UserError(f"{flag}={path}: give a directory on a disk of this machine")
+    return expand(path, flag).absolute()
 
 
 def steps(workdir: Any) -> list[int]:
