@@ -5,10 +5,11 @@ from bertjax.objectives.base import Head
 from bertjax.objectives.token_head import make_token_head
 
 
-def make_head(z_loss: float = 0.0) -> Head:
+def make_head(z_loss: float = 0.0, sampled_vocab: int = 0) -> Head:
     """Make the head that predicts the next token everywhere, the masked LM's head.
 
-    z_loss: see `make_token_head`.
+    z_loss, sampled_vocab: see `make_token_head`.
     """
     needs = frozenset({"clm"})
-    return make_token_head("clm", needs, everywhere=True, z_loss=z_loss, causal=True)
+    how = {"z_loss": z_loss, "sampled_vocab": sampled_vocab}
+    return make_token_head("clm", needs, everywhere=True, causal=True, **how)

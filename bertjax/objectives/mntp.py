@@ -9,9 +9,11 @@ from bertjax.objectives.base import Head
 from bertjax.objectives.token_head import make_token_head
 
 
-def make_head(z_loss: float = 0.0) -> Head:
+def make_head(z_loss: float = 0.0, sampled_vocab: int = 0) -> Head:
     """Make the masked LM's head that predicts a masked token one position to its left.
 
-    z_loss: see `make_token_head`.
+    z_loss, sampled_vocab: see `make_token_head`.
     """
-    return make_token_head("mntp", frozenset({"mntp"}), z_loss=z_loss)
+    needs = frozenset({"mntp"})
+    how = {"z_loss": z_loss, "sampled_vocab": sampled_vocab}
+    return make_token_head("mntp", needs, **how)

@@ -7,6 +7,7 @@ token at the position, a causal LM the next token, and a diffusion model weights
 predictions by the mask rate of the row.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from bertjax.objectives.base import EVERYWHERE, Batch, Head, Sum
 from bertjax.objectives.losses import cross_entropy, z_loss_of
 from bertjax.objectives.metrics import accuracy
 from bertjax.objectives.piecewise_gradient import add_pieces, cut
+from bertjax.objectives.sampled_vocab import check_size, restrict
 from bertjax.parallel.sharding import size_along
 
 PARAMS = "mlm"  # the parameters of the head over the vocabulary; token heads share them
@@ -36,6 +38,7 @@ def make_token_head(
     z_loss: float = 0.0,
     never: int | None = None,
     causal: bool = False,
+    sampled_vocab: int = 0,
 ) -> Head:
     """Make a head that predicts `<name>_ids` i32 [B, P] with params["mlm"].
 
@@ -47,11 +50,14 @@ def make_token_head(
     prediction of nonzero weight once.
 
     z_loss: the factor of the term `<name>_z_loss`, the mean squared logsumexp of the
-    logits. never: an id that gets probability 0. causal: see Head.
+    logits. never: an id that gets probability 0. causal: see Head. sampled_vocab: the
+    number of ids that training computes logits of, drawn for each batch
+    (sampled_vocab.py); 0: all. Evaluations always compute all.
     Raises UserError for a z_loss below 0.
     """
     if z_loss < 0:
         raise UserError(f"objective: {name}'s z_loss={z_loss} must be 0 or more")
+    check_size(sampled_vocab, name)
 
     def weights(batch: Batch) -> dict[str, jax.Array]:
         norm = f"{name}_norm"
@@ -68,9 +74,16 @@ def make_token_head(
                 f'head needs reads="{reads}"'
             )
 
-        arrays = encoded.hidden, ids, batch[f"{name}_weights"]
+        drawn = ids, batch[f"{name}_weights"]
+        if sampled_vocab and rng is not None:
+            params, cfg, *drawn = restrict(params, cfg, *drawn, sampled_vocab, rng)
         how = name, z_loss, never, f"{name}_norm" in batch
-        return score_in_chunks(params, cfg, arrays, *how)
+        return score_in_chunks(params, cfg, (encoded.hidden, *drawn), *how)
+
+    def flops(cfg: EncoderConfig, length: int, predictions: int) -> float:
+        size = sampled_vocab or cfg.vocab_size
+        cfg = dataclasses.replace(cfg, vocab_size=size, pieces=0)
+        return head_flops(cfg, length, predictions)
 
     z_terms = [f"{name}_z_loss"] if z_loss else []
     reads = EVERYWHERE if everywhere else f"{name}_positions"
@@ -83,7 +96,7 @@ def make_token_head(
         needs,
         params=PARAMS,
         coefficients=dict.fromkeys(z_terms, z_loss),
-        flops=head_flops,
+        flops=flops,
         causal=causal,
     )
 
