@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loss over a part of the vocabulary, drawn anew for each batch (sampled softmax).
 
-The ids that a batch predicts are all in the sample, and the rest of it is drawn from the
-other ids, without replacement and with equal probability. An id that was drawn stands
-for several that were not, so its logit is raised by the log of their number. Thus the
-sum of exponentials over the sample has the whole vocabulary's as its expectation, with
-the batch's ids fixed. (Jean et al. 2015, arXiv 1412.2007, section 3, who draw ids with
-replacement.)
+The ids that a batch predicts are all in the sample. The rest of it is drawn from the
+other ids, without replacement and with equal probability. Each of these stands for
+several ids, so its logit is raised by the log of their number. Thus the expected sum of
+exponentials over the sample is that over the whole vocabulary, for given ids to
+predict. (Jean et al. 2015, arXiv 1412.2007, section 3, with another way to draw.)
 
-Where a small encoder is trained, the product with the vocabulary's matrix and the
-softmax are most of the work.
+In a small model the product with the vocabulary's matrix and the softmax are most of
+the work.
 """
 
 import dataclasses
@@ -24,8 +23,11 @@ from bertjax.models.layers import Params, lookup, random_bits
 
 
 class Sample(NamedTuple):
-    """Ids [K]; raised f32 [K], what is added to their logits; place i32 [V], where an
-    id is in the sample, -1 for an id that is not."""
+    """A part of the vocabulary.
+
+    ids: i32 [K]; raised: f32 [K], what is added to their logits; place: i32 [V], where
+    each id is in the sample, -1 for an id that is not.
+    """
 
     ids: jax.Array
     raised: jax.Array

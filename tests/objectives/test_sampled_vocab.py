@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loss over a sample of the vocabulary: against the whole one, and by statistics."""
+"""The loss over a sample of the vocabulary, against that over the whole one."""
 
 import dataclasses
 
