@@ -33,9 +33,13 @@ def test_a_run_with_phases_resumes_exactly(command, arguments, tmp_path):
 
 
 def test_a_run_whose_objective_changes_resumes_exactly(command, arguments, tmp_path):
-    """The first phase is causal, the second masked; the run resumes in the second."""
+    """The first phase is causal, the second masked; the run resumes in the second.
+
+    Both draw a part of the vocabulary for each batch.
+    """
     planned = [*arguments, "--config.data.plan=full_sentences"]
-    planned += ["--config.objective=mlm", "--config.phases=steps=6 objective=clm;"]
+    planned += ["--config.objective=mlm:sampled_vocab=64"]
+    planned += ["--config.phases=steps=6 objective=clm:sampled_vocab=64;"]
     planned += [*NO_DROPOUT, "--config.model.num_hidden_layers=1"]  # compiles faster
     whole = tmp_path / "whole"
     succeeded(command("train", *planned, f"--workdir={whole}"))
