@@ -34,10 +34,23 @@ class Sample(NamedTuple):
     place: jax.Array
 
 
-def check_size(size: int, name: str) -> None:
-    """Refuse a size of the sample that is negative. Raises UserError."""
-    if size < 0:
-        raise UserError(f"objective: {name}'s sampled_vocab={size} must be 0 or more")
+def check_size(size: int, cfg: EncoderConfig) -> None:
+    """Refuse a sample as large as the vocabulary, and capped logits.
+
+    The cap would apply to logits after they are raised. Raises UserError.
+    """
+    pieces = cfg.pieces or cfg.vocab_size
+    if size >= pieces:
+        raise UserError(
+            f"objective: sampled_vocab={size} is not less than the vocabulary, "
+            f"{pieces} pieces: leave it out"
+        )
+    if cfg.final_logit_softcapping:
+        raise UserError(
+            "objective: sampled_vocab raises logits, which "
+            f"model.final_logit_softcapping={cfg.final_logit_softcapping} would cap: "
+            "leave one of them out"
+        )
 
 
 def draw_sample(
@@ -71,20 +84,8 @@ def restrict(
 
     The result is parameters and config of a masked LM's head whose vocabulary is the
     sample, the ids as places in it, and the weights, 0 for an id that is not in it.
-    Raises UserError for a sample as large as the vocabulary, and for capped logits.
     """
     pieces = cfg.pieces or cfg.vocab_size
-    if size >= pieces:
-        raise UserError(
-            f"objective: sampled_vocab={size} is not less than the vocabulary, "
-            f"{pieces} pieces: leave it out"
-        )
-    if cfg.final_logit_softcapping:
-        raise UserError(
-            "objective: sampled_vocab raises logits, which "
-            f"model.final_logit_softcapping={cfg.final_logit_softcapping} would cap: "
-            "leave one of them out"
-        )
     with jax.named_scope("sampled_vocab"):
         flags = jnp.zeros(cfg.vocab_size, bool).at[ids].max(weights != 0)
         sample = draw_sample(key, flags, size, cfg.vocab_size, pieces)

@@ -53,11 +53,17 @@ def make_token_head(
     logits. never: an id that gets probability 0. causal: see Head. sampled_vocab: the
     number of ids that training computes logits of, drawn for each batch
     (sampled_vocab.py); 0: all. Evaluations always compute all.
-    Raises UserError for a z_loss below 0.
+    Raises UserError for a z_loss or sampled_vocab below 0; its `init` for a
+    sampled_vocab that does not fit the model.
     """
-    if z_loss < 0:
-        raise UserError(f"objective: {name}'s z_loss={z_loss} must be 0 or more")
-    check_size(sampled_vocab, name)
+    for option, value in {"z_loss": z_loss, "sampled_vocab": sampled_vocab}.items():
+        if value < 0:
+            raise UserError(f"objective: {name}'s {option}={value} must be 0 or more")
+
+    def init(rng: jax.Array, cfg: EncoderConfig) -> Params:
+        if sampled_vocab:
+            check_size(sampled_vocab, cfg)
+        return heads.init_mlm(rng, cfg)
 
     def weights(batch: Batch) -> dict[str, jax.Array]:
         norm = f"{name}_norm"
@@ -89,7 +95,7 @@ def make_token_head(
     reads = EVERYWHERE if everywhere else f"{name}_positions"
     return Head(
         name,
-        heads.init_mlm,
+        init,
         weights,
         sums,
         reads,
