@@ -11,5 +11,11 @@ def make_head(z_loss: float = 0.0, sampled_vocab: int = 0) -> Head:
     z_loss, sampled_vocab: see `make_token_head`.
     """
     needs = frozenset({"clm"})
-    how = {"z_loss": z_loss, "sampled_vocab": sampled_vocab}
-    return make_token_head("clm", needs, everywhere=True, causal=True, **how)
+    return make_token_head(
+        "clm",
+        needs,
+        everywhere=True,
+        z_loss=z_loss,
+        causal=True,
+        sampled_vocab=sampled_vocab,
+    )

@@ -11,5 +11,4 @@ def make_head(z_loss: float = 0.0, sampled_vocab: int = 0) -> Head:
     z_loss, sampled_vocab: see `make_token_head`.
     """
     needs = frozenset({"mlm"})
-    how = {"z_loss": z_loss, "sampled_vocab": sampled_vocab}
-    return make_token_head("mlm", needs, **how)
+    return make_token_head("mlm", needs, z_loss=z_loss, sampled_vocab=sampled_vocab)

@@ -15,5 +15,4 @@ def make_head(z_loss: float = 0.0, sampled_vocab: int = 0) -> Head:
     z_loss, sampled_vocab: see `make_token_head`.
     """
     needs = frozenset({"mntp"})
-    how = {"z_loss": z_loss, "sampled_vocab": sampled_vocab}
-    return make_token_head("mntp", needs, **how)
+    return make_token_head("mntp", needs, z_loss=z_loss, sampled_vocab=sampled_vocab)

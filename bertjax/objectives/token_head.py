@@ -87,8 +87,8 @@ def make_token_head(
         return score_in_chunks(params, cfg, (encoded.hidden, *drawn), *how)
 
     def flops(cfg: EncoderConfig, length: int, predictions: int) -> float:
-        size = sampled_vocab or cfg.vocab_size
-        cfg = dataclasses.replace(cfg, vocab_size=size, pieces=0)
+        if sampled_vocab:
+            cfg = dataclasses.replace(cfg, vocab_size=sampled_vocab, pieces=0)
         return head_flops(cfg, length, predictions)
 
     z_terms = [f"{name}_z_loss"] if z_loss else []
